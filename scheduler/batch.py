@@ -1,0 +1,45 @@
+"""ScheduledBatch: what one step runs, in ids and ints only.
+
+The scheduler makes it, the runner reads it, and neither sees more of the other than this. Order matters: row ``i`` of the
+runner's tensors is ``requests[i]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step.
+
+    The step computes positions ``num_computed_tokens .. num_computed_tokens + len(token_ids) - 1``, whose ids are
+    ``token_ids``. ``samples`` is true when the last of them is the last known token, so that the step yields the next one.
+    ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions
+    ``i * block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
+    views of the block manager's tables: read them during the step, never keep or change them.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_computed_tokens: int
+    samples: bool
+    block_tables: tuple[list[tuple[int, ...]], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step. Empty when nothing can run."""
+
+    requests: tuple[ScheduledRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(request.num_tokens for request in self.requests)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests)
