@@ -1,0 +1,1 @@
+"""KV pages: who holds which page of memory, and why."""

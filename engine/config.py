@@ -1,0 +1,69 @@
+"""EngineConfig: what a user chose about the engine, validated once.
+
+Holds choices only; what the machine then gives (threads, pages, bytes) is in `EngineReady`. Re-exports the checkpoint
+types, so that the API process can resolve a model name without importing the models' package, let alone torch.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from models.checkpoint import Checkpoint, resolve_checkpoint
+from models.errors import CheckpointError
+
+__all__ = ["Checkpoint", "CheckpointError", "ConfigError", "EngineConfig", "resolve_checkpoint"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class ConfigError(Exception):
+    """A setting that cannot work; the message names it, its value and what would work."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Choices for one engine.
+
+    Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is the
+    checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. The KV budget is, in this order,
+    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the device's memory
+    (on CPUs, of the memory this process may still take).
+    """
+
+    model: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    threads: int | None = None
+    seed: int = 0
+    audit_interval: int = 0
+
+    def validate(self) -> None:
+        """Raise ConfigError for the first setting that cannot work."""
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise ConfigError(f"--device {self.device}: choose one of {', '.join(DEVICES)}")
+        if self.block_size not in (8, 16, 32, 64, 128):
+            raise ConfigError(f"--block-size {self.block_size}: choose 8, 16, 32, 64 or 128 tokens")
+        positive = {
+            "--max-model-len": self.max_model_len,
+            "--max-num-seqs": self.max_num_seqs,
+            "--max-num-batched-tokens": self.max_num_batched_tokens,
+            "--kv-cache-memory-bytes": self.kv_cache_memory_bytes,
+            "--num-gpu-blocks-override": self.num_gpu_blocks_override,
+            "--threads": self.threads,
+        }
+        for flag, value in positive.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} {value}: must be at least 1")
+        if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"--gpu-memory-utilization {self.gpu_memory_utilization}: must be above 0 and at most 1")

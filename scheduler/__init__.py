@@ -1,0 +1,1 @@
+"""Which requests run in each step, decided by free pages and one token budget."""
