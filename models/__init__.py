@@ -1,0 +1,1 @@
+"""Decoders: real checkpoints into runnable models."""
