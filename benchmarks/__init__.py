@@ -1,0 +1,1 @@
+"""Commands that measure Octavo and its peers; not installed with it."""
