@@ -1,0 +1,113 @@
+"""Starts a server from a command line, waits until it serves, and stops it with all its children.
+
+Does not know which server it is. Invariants: nothing of the server is left when the context ends, however it ends; a
+server that dies early is reported with the end of its own output.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from types import TracebackType
+from typing import IO, Self
+
+POLL_SECONDS = 0.05
+STOP_SECONDS = 15.0
+LOG_LINES = 15
+
+
+class ServerStartError(Exception):
+    """The server could not be started or did not become ready."""
+
+
+class StartedServer:
+    """A server process, from its command until the context ends.
+
+    ``ready_url`` is polled until it answers 200; ``ready_seconds`` is how long that took from the start of the command.
+    """
+
+    def __init__(self, command: str, ready_url: str, timeout: float) -> None:
+        self._command = command
+        self._ready_url = ready_url
+        self._timeout = timeout
+        self.ready_seconds = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        if _answers(self._ready_url):
+            raise ServerStartError(f"something serves at {self._ready_url} already; stop it, or leave --start out")
+        self._log: IO[bytes] = tempfile.TemporaryFile()
+        start = time.perf_counter()
+        try:
+            # A session of its own, so that its children can be stopped with it and Ctrl-C reaches only us.
+            self._process = subprocess.Popen(
+                shlex.split(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            raise ServerStartError(f"cannot start {self._command!r}: {error}") from error
+        try:
+            self._wait_until_ready(start)
+        except BaseException:
+            self._stop()
+            raise
+        self.ready_seconds = time.perf_counter() - start
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def _wait_until_ready(self, start: float) -> None:
+        while not _answers(self._ready_url):
+            if (status := self._process.poll()) is not None:
+                raise ServerStartError(f"{self._command!r} ended with status {status}:\n{self._end_of_log()}")
+            if time.perf_counter() - start > self._timeout:
+                waited = f"is not ready at {self._ready_url} after {self._timeout:g} s"
+                raise ServerStartError(f"{self._command!r} {waited}:\n{self._end_of_log()}")
+            time.sleep(POLL_SECONDS)
+
+    def _end_of_log(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES:])
+
+    def _stop(self) -> None:
+        self._signal(signal.SIGTERM)
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        finally:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._log.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
+    except OSError:
+        return False
