@@ -6,18 +6,9 @@ exchange them as length-prefixed frames.
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
-
-class FinishReason(enum.StrEnum):
-    """How a request ended: exactly one of these, exactly once."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+from scheduler.request import FinishReason
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +125,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_num_seqs: int
     max_num_batched_tokens: int
     vocab_size: int
+    layer_windows: list[int | None]
     eos_token_ids: list[int]
     stage_seconds: dict[str, float]
     warnings: list[str]

@@ -17,13 +17,15 @@ class ScheduledRequest:
     ``token_ids``. ``samples`` is true when the last of them is the last known token, so that the step yields the next one.
     ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions
     ``i * block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
-    views of the block manager's tables: read them during the step, never keep or change them.
+    views of the block manager's tables: read them during the step, never keep or change them. ``admitted`` marks the first
+    step after (re)admission, whose tables owe nothing to earlier ones.
     """
 
     request_id: str
     token_ids: list[int]
     num_computed_tokens: int
     samples: bool
+    admitted: bool
     block_tables: tuple[list[tuple[int, ...]], ...]
 
     @property
@@ -33,9 +35,13 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step. Empty when nothing can run."""
+    """One step. Empty when nothing can run.
+
+    ``released`` are requests whose tables are gone since the last batch: finished, aborted or preempted.
+    """
 
     requests: tuple[ScheduledRequest, ...]
+    released: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

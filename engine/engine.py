@@ -1,0 +1,169 @@
+"""Engine: the step loop's body, in one process and one thread.
+
+    submit / abort -> scheduler.schedule() -> runner.execute() -> scheduler.update() -> one StepOutput
+
+Contains failures: a step that raises fails the requests it ran, gives their pages back and leaves the rest alone; after
+``MAX_FAILED_STEPS`` in a row the engine gives up, since the device is then the likelier cause.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+
+import msgspec
+
+from block_manager.hashing import BlockHashes
+from engine.messages import EngineRequest, EngineStats, GroupUsage, RequestDelta, SamplingParams, StepOutput
+from engine.runner import Runner
+from scheduler.batch import ScheduledBatch
+from scheduler.request import FinishReason, Request
+from scheduler.scheduler import NeverFits, Scheduler, TokenOutput
+
+MAX_FAILED_STEPS = 3
+
+
+class EngineBroken(Exception):
+    """Steps keep failing."""
+
+
+class Engine:
+    """Requests in, token deltas out, one step at a time."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        eos_token_ids: frozenset[int],
+        page_bytes: int,
+        audit_interval: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._page_bytes = page_bytes
+        self._audit_interval = audit_interval
+        self._sampling: dict[str, SamplingParams] = {}
+        self._pending: list[RequestDelta] = []  # endings decided outside a step
+        self._steps = 0
+        self._failed_steps = 0
+        self._step_seconds = 0.0
+        self._audit_failures = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending) or self.scheduler.has_work
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. One that cannot run ends at once, with an error; it never reaches a step."""
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=int.from_bytes(os.urandom(8), "little"))
+        try:
+            self.scheduler.add(
+                Request(
+                    request_id=request.request_id,
+                    token_ids=list(request.prompt_token_ids),
+                    max_tokens=sampling.max_tokens,
+                    eos_token_ids=frozenset() if sampling.ignore_eos else self._eos_token_ids,
+                    stop_token_ids=frozenset(sampling.stop_token_ids),
+                    block_hashes=BlockHashes(self.scheduler.blocks.block_size),
+                )
+            )
+        except (NeverFits, ValueError) as error:
+            self._pending.append(
+                RequestDelta(
+                    request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=str(error)
+                )
+            )
+        else:
+            self._sampling[request.request_id] = sampling
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End these requests, in whatever state they are; ids that have ended or never were are ignored."""
+        for request_id in request_ids:
+            if self.scheduler.finish(request_id) is not None:
+                del self._sampling[request_id]
+                self._pending.append(
+                    RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
+                )
+
+    def step(self) -> StepOutput:
+        """Schedule, execute, account. Raises EngineBroken when steps fail one after the other."""
+        started = time.perf_counter()
+        deltas, self._pending = self._pending, []
+        batch = self.scheduler.schedule()
+        if batch:
+            deltas += self._run(batch)
+            self._steps += 1
+            self._step_seconds += time.perf_counter() - started
+            if self._audit_interval and self._steps % self._audit_interval == 0:
+                self.audit()
+        return StepOutput(deltas=deltas, stats=self.stats())
+
+    def _run(self, batch: ScheduledBatch) -> list[RequestDelta]:
+        try:
+            sampled = self.runner.execute(batch, self._sampling)
+        except Exception as error:
+            traceback.print_exc()
+            self._failed_steps += 1
+            failed = [self._fail(request.request_id, error) for request in batch.requests]
+            if self._failed_steps >= MAX_FAILED_STEPS:
+                raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
+            return failed
+        self._failed_steps = 0
+        return [self._delta(output) for output in self.scheduler.update(batch, sampled)]
+
+    def _fail(self, request_id: str, error: Exception) -> RequestDelta:
+        self.scheduler.finish(request_id)
+        self._sampling.pop(request_id, None)
+        message = f"the step failed: {type(error).__name__}: {error}"
+        return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=message)
+
+    def _delta(self, output: TokenOutput) -> RequestDelta:
+        request = output.request
+        if output.finish_reason is not None:
+            del self._sampling[request.request_id]
+        named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
+        return RequestDelta(
+            request_id=request.request_id,
+            token_ids=[output.token_id],
+            finish_reason=output.finish_reason,
+            stop_token_id=output.token_id if named else None,
+            num_cached_tokens=request.num_cached_tokens or 0,
+        )
+
+    def audit(self) -> list[str]:
+        """Account for every page; what is wrong is counted and printed with its owner."""
+        problems = self.scheduler.blocks.audit()
+        self._audit_failures += len(problems)
+        for problem in problems:
+            print(f"octavo: page audit: {problem}", flush=True)
+        return problems
+
+    def stats(self) -> EngineStats:
+        """Pages, queues and counters, now."""
+        usage = self.scheduler.blocks.usage()
+        counters = self.scheduler.counters
+        groups = zip(self.scheduler.blocks.groups, usage.cached, usage.held, strict=True)
+        return EngineStats(
+            pages_total=usage.total,
+            pages_free=usage.free,
+            page_bytes=self._page_bytes,
+            groups=[
+                GroupUsage(name=group.name, cached=cached, held=held, bytes_held=held * self._page_bytes)
+                for group, cached, held in groups
+            ],
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            preemptions=counters.preemptions,
+            prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            generation_tokens=counters.generation_tokens,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            audit_failures=self._audit_failures,
+        )

@@ -1,0 +1,79 @@
+"""The engine's process: one plain loop around one Engine.
+
+    python -m engine.process FD      FD is its end of a socket pair; the first frame is the EngineConfig
+
+Drains its inbox, runs a step, sends one message, and again; sleeps in `receive` when there is nothing to do. It ends with
+its parent: a closed socket is an order to exit.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+
+from engine.channel import Channel, ChannelClosed
+from engine.messages import AbortRequests, EngineFailed, EngineRequest, Shutdown
+
+IDLE_AUDIT_SECONDS = 1.0
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
+    started = time.perf_counter()
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        config = channel.receive_config()
+        # imported here, so that a wrong start fails fast and the import of torch is a stage with a time
+        from engine.config import CheckpointError, ConfigError
+        from engine.engine import Engine, EngineBroken
+        from engine.startup import StageTimes, build_engine
+
+        times = StageTimes()
+        times.seconds["torch"] = round(time.perf_counter() - started, 3)
+        try:
+            engine, ready = build_engine(config, times, channel.send)
+        except (CheckpointError, ConfigError) as error:
+            channel.send(EngineFailed(str(error)))
+            return 1
+        except (MemoryError, RuntimeError) as error:
+            channel.send(EngineFailed(f"the engine could not start: {error}"))
+            return 1
+        channel.send(ready)
+        try:
+            run(engine, channel)
+        except EngineBroken as error:
+            channel.send(EngineFailed(str(error)))
+            return 1
+    except ChannelClosed:
+        return 0
+    return 0
+
+
+def run(engine: Engine, channel: Channel) -> None:  # noqa: F821 - imported in main, after the first frame
+    """Serve until told to stop."""
+    audited = True
+    while True:
+        if engine.has_work:
+            timeout: float | None = 0.0
+        else:
+            timeout = None if audited else IDLE_AUDIT_SECONDS
+        messages = channel.receive(timeout)
+        for message in messages:
+            if isinstance(message, EngineRequest):
+                engine.submit(message)
+            elif isinstance(message, AbortRequests):
+                engine.abort(message.request_ids)
+            elif isinstance(message, Shutdown):
+                return
+        if engine.has_work:
+            channel.send(engine.step())
+            audited = False
+        elif not messages and not audited:
+            engine.audit()
+            audited = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

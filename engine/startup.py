@@ -1,0 +1,171 @@
+"""Start-up: from an EngineConfig to an Engine that serves, with the time of every stage.
+
+The order matters: weights first, then pages from the memory that is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from block_manager.groups import LayerGroup, plan_groups
+from block_manager.kv_cache import KVCache
+from block_manager.manager import BlockManager
+from block_manager.sizing import Capacity, page_bytes
+from engine.config import ConfigError, EngineConfig, resolve_checkpoint
+from engine.engine import Engine
+from engine.input_batch import InputBatch
+from engine.machine import available_memory, usable_cores
+from engine.messages import EngineReady, LoadProgress
+from engine.runner import Runner
+from kernels.backends import choose_backend
+from models.loader import load_model, weight_bytes
+from models.spec import ModelSpec
+from scheduler.scheduler import Scheduler, SchedulerConfig
+
+CPU_MEMORY_SHARE = 0.4  # of what is available after the weights: the machine has other tenants
+GPU_MEMORY_SHARE = 0.9  # of the device, weights and activations included
+GPU_ACTIVATION_BYTES = 1 << 30
+
+
+class StageTimes:
+    """Seconds of each start-up stage, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = round(time.perf_counter() - started, 3)
+
+
+def build_engine(
+    config: EngineConfig, times: StageTimes, on_progress: Callable[[LoadProgress], None]
+) -> tuple[Engine, EngineReady]:
+    """Load the model, carve the pages, wire the parts. Raises ConfigError or CheckpointError with one sentence."""
+    config.validate()
+    device = _choose_device(config.device)
+    threads = config.threads or usable_cores()
+    torch.set_num_threads(threads)
+    checkpoint = resolve_checkpoint(config.model, revision=config.revision)
+    spec = checkpoint.read_spec()
+    dtype = _choose_dtype(config.dtype, spec, device)
+    max_model_len = _choose_max_model_len(config, spec)
+    backend, warnings = choose_backend(device)
+
+    with times.stage("weights"):
+        model = load_model(
+            checkpoint,
+            spec,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            on_progress=lambda done, total: on_progress(LoadProgress(stage="weights", done=done, total=total)),
+        )
+
+    with times.stage("pages"):
+        groups = plan_groups([layer.window for layer in spec.layers])
+        bytes_per_page = page_bytes(groups, config.block_size, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
+        num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
+        kv_cache = KVCache(groups, num_pages, config.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
+        blocks = BlockManager(
+            groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        inputs = InputBatch(groups, config.block_size, config.max_num_seqs, max_model_len, device)
+
+    capacity = Capacity(groups, config.block_size, num_pages, config.max_num_batched_tokens)
+    if not capacity.fits(max_model_len - 1):
+        warnings.append(
+            f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less than "
+            f"the context of {max_model_len}: longer requests are refused"
+        )
+    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens), blocks)
+    engine = Engine(
+        scheduler,
+        Runner(model, kv_cache, inputs),
+        eos_token_ids=frozenset(spec.eos_token_ids),
+        page_bytes=bytes_per_page,
+        audit_interval=config.audit_interval,
+    )
+    ready = EngineReady(
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        threads=threads,
+        attention_backend=backend.name,
+        weight_bytes=weight_bytes(model),
+        kv_bytes=num_pages * bytes_per_page,
+        num_pages=num_pages,
+        page_bytes=bytes_per_page,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        vocab_size=spec.vocab_size,
+        layer_windows=[layer.window for layer in spec.layers],
+        eos_token_ids=list(spec.eos_token_ids),
+        stage_seconds=times.seconds,
+        warnings=warnings,
+        stats=engine.stats(),
+    )
+    return engine, ready
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no GPU; use --device cpu, or install a CUDA build of torch")
+    return torch.device(name)
+
+
+def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    if spec.checkpoint_dtype not in ("bfloat16", "float16"):
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float16
+    # float16 has no fast matrix units on CPUs, and bfloat16 only on some
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def _choose_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: the model was made for at most {spec.max_position} tokens"
+        )
+    return config.max_model_len
+
+
+def _choose_num_pages(
+    config: EngineConfig, groups: tuple[LayerGroup, ...], bytes_per_page: int, max_model_len: int, device: torch.device
+) -> int:
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    if config.kv_cache_memory_bytes is not None:
+        budget, source = config.kv_cache_memory_bytes, f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes}"
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
+        budget = int(total * share) - (total - free) - GPU_ACTIVATION_BYTES
+        source = f"{share:.0%} of the GPU's {total / 1e9:.1f} GB, less what is in use"
+    else:
+        left = available_memory()
+        share = config.gpu_memory_utilization or CPU_MEMORY_SHARE
+        budget, source = int(left * share), f"{share:.0%} of the {left / 1e9:.1f} GB of memory left"
+    if budget < bytes_per_page:
+        raise ConfigError(f"no room for KV pages: {source} is {budget} bytes, and one page takes {bytes_per_page}")
+    # more than every sequence at full length could hold would never be used
+    most = Capacity(groups, config.block_size, 0, config.max_num_batched_tokens).peak_pages(
+        max_model_len, config.max_num_batched_tokens
+    )
+    return min(budget // bytes_per_page, config.max_num_seqs * most)
