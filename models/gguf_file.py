@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from models.errors import CheckpointError
+
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
@@ -48,7 +50,7 @@ _SCALARS: dict[GGUFValueType, np.dtype[np.generic]] = {
 }
 
 
-class GGUFError(ValueError):
+class GGUFError(CheckpointError):
     """The file is not a GGUF file that can be read; the message is one sentence and names the file."""
 
 
@@ -56,8 +58,8 @@ class GGUFError(ValueError):
 class GGUFTensor:
     """One tensor of the file, still quantised.
 
-    ``shape`` is row-major, as torch writes it (the file stores it reversed). ``data`` is read-only uint8
-    [*shape[:-1], bytes per row], a view of the memory map: what ``gguf.quants.dequantize`` takes.
+    ``shape`` is row-major, as torch writes it (the file stores it reversed). ``data`` is uint8 [*shape[:-1], bytes per
+    row], a view of a private memory map, and what ``gguf.quants.dequantize`` takes.
     """
 
     name: str
@@ -106,7 +108,8 @@ class GGUFFile:
                 size = os.fstat(file.fileno()).st_size
                 if size < 4 + 4 + 8 + 8:
                     raise self._error("is too short to be a GGUF file")
-                self._buffer = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                # Private pages: torch.from_numpy warns of memory that may not be written, and the file stays as it is.
+                self._buffer = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         except OSError as error:
             raise GGUFError(f"{self.path} cannot be opened: {error.strerror or error}") from None
         self._size = len(self._buffer)
@@ -172,7 +175,7 @@ class GGUFFile:
         block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
         if shape[-1] % block_elements:
             raise self._error(
-                f"has rows of {shape[-1]} elements in tensor {name!r}, not a multiple of {quantization.name}'s {block_elements}"
+                f"has rows of {shape[-1]} elements in tensor {name!r}, {quantization.name} blocks of {block_elements}"
             )
         if offset % alignment:
             raise self._error(f"has tensor {name!r} at offset {offset}, which is not a multiple of {alignment}")
