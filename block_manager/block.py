@@ -9,8 +9,8 @@ NULL_PAGE = 0
 class KVBlock:
     """A block is held while ``ref_count`` > 0, cached while it is 0 and ``block_hash`` is set, and gone otherwise.
 
-    ``pages`` has one page id per column of the group. ``newer`` and ``older`` link cached blocks into the free queue and
-    belong to it alone.
+    ``pages`` has one page id per column of the group. ``newer`` and ``older`` link cached blocks into the free queue
+    and belong to it alone.
     """
 
     __slots__ = ("block_hash", "group", "newer", "older", "pages", "ref_count")

@@ -104,7 +104,7 @@ class BlockPool:
         self.evicted_blocks += 1
 
     def audit(self, holders: dict[KVBlock, list[str]]) -> list[str]:
-        """Check every page against ``holders``, the table owners of each held block; returns what is wrong, in words."""
+        """Check every page against ``holders``, the table owners of each held block; returns what is wrong."""
         problems: list[str] = []
         places: dict[int, str] = {}
 

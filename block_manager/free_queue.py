@@ -1,7 +1,7 @@
 """FreeQueue: blocks nobody holds but whose contents may serve again, oldest first.
 
-An intrusive doubly linked list, so that a prefix hit takes a block out of the middle in O(1). Invariant: a block is linked
-exactly when its ref_count is 0 and it has a hash.
+An intrusive doubly linked list, so that a prefix hit takes a block out of the middle in O(1). Invariant: a block is
+linked exactly when its ref_count is 0 and it has a hash.
 """
 
 from __future__ import annotations

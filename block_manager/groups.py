@@ -1,8 +1,8 @@
 """LayerGroup: layers that need the same positions, and so share one block table.
 
-Gemma 3 has two: layers that see everything and layers that see a window. All pages have one size, whatever the group: a
-page holds `block_size` positions of `layers_per_page` layers, the greatest number that divides every group. A block of a
-group with more layers than that spans several pages, its *columns*:
+Gemma 3 has two: layers that see everything and layers that see a window. All pages have one size, whatever the group:
+a page holds `block_size` positions of `layers_per_page` layers, the greatest number that divides every group. A block
+of a group with more layers than that spans several pages, its *columns*:
 
     270M: 15 windowed + 3 full layers, 3 layers per page
 
@@ -37,8 +37,8 @@ class LayerGroup:
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
         """Most blocks a sequence holds while it grows to ``num_tokens``, at most ``chunk`` tokens a step.
 
-        A step that computes positions a .. b - 1 needs positions a - window + 1 .. b - 1 at once; the worst alignment of
-        that span touches one block more than its length asks for.
+        A step that computes positions a .. b - 1 needs positions a - window + 1 .. b - 1 at once; the worst alignment
+        of that span touches one block more than its length asks for.
         """
         blocks = -(-num_tokens // block_size)
         if self.window is None:

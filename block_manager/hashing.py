@@ -3,8 +3,9 @@
     root      = sha256(tag "root"  | salt)
     hash[i]   = sha256(tag "block" | hash[i - 1] | token ids of block i)
 
-Every input carries its kind and length, so that no two kinds can collide, and sha256 makes a false hit (one tenant reading
-another's pages) infeasible rather than unlikely. Hashes do not name a layer group: each group keeps its own map.
+Every input carries its kind and length, so that no two kinds can collide, and sha256 makes a false hit (one tenant
+reading another's pages) infeasible rather than unlikely. Hashes do not name a layer group: each group keeps its own
+map.
 """
 
 from __future__ import annotations

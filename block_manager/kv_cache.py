@@ -17,8 +17,8 @@ from block_manager.sizing import page_bytes
 class KVCache:
     """Keys and values of ``num_pages`` pages, plus the null page 0 that is never read or written.
 
-    ``key_pages[slot]`` and ``value_pages[slot]``: [num_pages + 1, num_kv_heads, block_size, head_dim]. Memory is reserved
-    but not touched, so that a large budget costs nothing before its pages are used.
+    ``key_pages[slot]`` and ``value_pages[slot]``: [num_pages + 1, num_kv_heads, block_size, head_dim]. Memory is
+    reserved but not touched, so that a large budget costs nothing before its pages are used.
     """
 
     def __init__(

@@ -10,8 +10,9 @@ It knows sequences by id, positions by number and nothing of requests, models or
                  [null]   [null]   [page 7] [page 2] [page 9..]
                  returned when the window moved on   held, the last one partly filled
 
-Tables are indexed by absolute position, so a block never moves in its table. Pages are taken in `admit` and `grow`, before
-the step that fills them, and become findable by others in `commit`, after it succeeded: a failed step caches nothing.
+Tables are indexed by absolute position, so a block never moves in its table. Pages are taken in `admit` and `grow`,
+before the step that fills them, and become findable by others in `commit`, after it succeeded: a failed step caches
+nothing.
 """
 
 from __future__ import annotations
@@ -74,13 +75,13 @@ class BlockManager:
         self._tables: dict[str, tuple[_Table, ...]] = {}
         self._num_hashed: dict[str, int] = {}
 
-    # -- what a sequence would need -------------------------------------------------------------------------------------
+    # ---- what a sequence would need
 
     def match_prefix(self, hashes: BlockHashes, num_tokens: int) -> PrefixMatch:
         """The longest prefix of whole blocks, at most ``num_tokens - 1`` tokens, that every group still has.
 
-        The last token is always computed anew, for its logits. A full group needs all blocks of the prefix; a windowed one
-        only those that the next position can still see.
+        The last token is always computed anew, for its logits. A full group needs all blocks of the prefix; a
+        windowed one only those that the next position can still see.
         """
         empty = PrefixMatch(0, tuple({} for _ in self.groups))
         if not self._caching:
@@ -138,7 +139,7 @@ class BlockManager:
         """Pages that can be taken now: free or cached."""
         return self.pool.available_pages
 
-    # -- a sequence's life ------------------------------------------------------------------------------------------------
+    # ---- a sequence's life
 
     def admit(self, sequence_id: str, match: PrefixMatch, num_tokens: int) -> bool:
         """Open a table with the matched blocks and room for positions below ``num_tokens``; False: not enough pages."""
@@ -181,7 +182,8 @@ class BlockManager:
     def commit(self, sequence_id: str, num_computed_tokens: int, hashes: BlockHashes) -> None:
         """After a step: positions below ``num_computed_tokens`` are written.
 
-        Blocks that are full now become findable under ``hashes``, and blocks wholly behind a window go back to the pool.
+        Blocks that are full now become findable under ``hashes``, and blocks wholly behind a window go back to the
+        pool.
         """
         tables = self._tables[sequence_id]
         full = min(num_computed_tokens // self.block_size, len(hashes))
@@ -210,7 +212,7 @@ class BlockManager:
                     self.pool.release(block)
         del self._num_hashed[sequence_id]
 
-    # -- what everyone may look at ----------------------------------------------------------------------------------------
+    # ---- what everyone may look at
 
     def block_tables(self, sequence_id: str) -> tuple[list[tuple[int, ...]], ...]:
         """Per group, the page ids of each block, by absolute block index: a live view, not to be changed."""

@@ -1,7 +1,7 @@
 """Sizing: from bytes to pages, and from tokens to pages, before anything is allocated.
 
-`Capacity` is the arithmetic that admission, the never-fits answer at the door and the start-up table share, so that none of
-them can disagree with the allocator.
+`Capacity` is the arithmetic that admission, the never-fits answer at the door and the start-up table share, so that
+none of them can disagree with the allocator.
 """
 
 from __future__ import annotations

@@ -1,15 +1,44 @@
 """EngineClient: the asyncio side of the engine, as the API process sees it.
 
-(interface first; the body follows)
+Starts the engine's process, sends it requests, hands out what comes back, and starts it again when it dies. Imports
+no torch. Each request has one collector, in which deltas merge while its reader is slow: the engine never waits for a
+socket and memory stays bounded by the tokens asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import msgspec
+
+from block_manager.groups import plan_groups
+from block_manager.sizing import Capacity
+from engine.channel import LENGTH, decode_from_engine, frame
 from engine.config import EngineConfig
-from engine.messages import EngineReady, EngineRequest, EngineStats, LoadProgress, RequestDelta
+from engine.messages import (
+    AbortRequests,
+    EngineFailed,
+    EngineReady,
+    EngineRequest,
+    EngineStats,
+    LoadProgress,
+    RequestDelta,
+    Shutdown,
+    StepOutput,
+)
+
+MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
+RESTART_WINDOW = 60.0
+CLOSE_TIMEOUT = 5.0
 
 
 class EngineState(enum.Enum):
@@ -29,7 +58,7 @@ class EngineStartError(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine is not serving now (starting, restarting, closed): try again later (503)."""
+    """The engine is not serving now (starting, restarting, failed, closed): try again later."""
 
 
 class EngineDied(EngineError):
@@ -44,36 +73,250 @@ class RequestTooLarge(EngineError):
         self.code = code
 
 
-class EngineClient:
-    def __init__(self, config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None) -> None: ...
+class _Collector:
+    """What one request's reader has not read yet, merged into one delta."""
 
-    state: EngineState
-    ready: EngineReady | None  # set once started
-    stats: EngineStats | None  # the latest the engine sent
+    def __init__(self) -> None:
+        self._pending: RequestDelta | None = None
+        self._error: EngineError | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: RequestDelta) -> None:
+        if self._pending is not None:
+            delta = msgspec.structs.replace(delta, token_ids=self._pending.token_ids + delta.token_ids)
+        self._pending = delta
+        self._arrived.set()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self._arrived.set()
+
+    async def get(self) -> RequestDelta:
+        await self._arrived.wait()
+        if self._pending is not None:
+            delta, self._pending = self._pending, None
+            if self._error is None:
+                self._arrived.clear()
+            return delta
+        assert self._error is not None
+        raise self._error
+
+
+class EngineClient:
+    """One engine process and the requests in flight in it."""
+
+    def __init__(self, config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None) -> None:
+        self.state = EngineState.STARTING
+        self.ready: EngineReady | None = None
+        self.stats: EngineStats | None = None
+        self._config = config
+        self._on_progress = on_progress or (lambda progress: None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._capacity: Capacity | None = None
+        self._collectors: dict[str, _Collector] = {}
+        self._last_heard = 0.0
+        self._deaths: list[float] = []
+
+    # ---- the process
 
     async def start(self) -> EngineReady:
         """Start the engine process and wait until it serves; raises EngineStartError."""
+        reader = await self._launch()
+        try:
+            ready = await self._until_ready(reader)
+        except EngineStartError:
+            self.state = EngineState.FAILED
+            await self._reap()
+            raise
+        self._become_ready(ready)
+        self._reading = asyncio.create_task(self._read(reader))
+        return ready
 
     async def close(self) -> None:
         """Fail what is in flight, stop the process, wait for it."""
+        was_ready = self.state is EngineState.READY
+        self.state = EngineState.CLOSED
+        self._fail_all(EngineUnavailable("the server is shutting down"))
+        if was_ready:
+            self._send(Shutdown())
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        await self._reap()
+
+    async def _launch(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parent.parent)
+        search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine.process", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": search_path},
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(frame(self._config))
+        return reader
+
+    async def _until_ready(self, reader: asyncio.StreamReader) -> EngineReady:
+        while True:
+            message = await _receive(reader)
+            if message is None:
+                status = await self._reap()
+                raise EngineStartError(f"the engine process ended while starting, with status {status}")
+            if isinstance(message, LoadProgress):
+                self._on_progress(message)
+            elif isinstance(message, EngineFailed):
+                raise EngineStartError(message.message)
+            elif isinstance(message, EngineReady):
+                return message
+
+    def _become_ready(self, ready: EngineReady) -> None:
+        groups = plan_groups(ready.layer_windows)
+        self._capacity = Capacity(groups, ready.block_size, ready.num_pages, ready.max_num_batched_tokens)
+        self.ready, self.stats = ready, ready.stats
+        self._last_heard = time.monotonic()
+        self.state = EngineState.READY
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out messages for as long as the client lives, over any number of engine processes."""
+        current: asyncio.StreamReader | None = reader
+        while current is not None:
+            reason = "the engine process died"
+            while (message := await _receive(current)) is not None:
+                self._last_heard = time.monotonic()
+                if isinstance(message, StepOutput):
+                    self.stats = message.stats
+                    for delta in message.deltas:
+                        if (collector := self._collectors.get(delta.request_id)) is not None:
+                            collector.put(delta)
+                elif isinstance(message, EngineFailed):
+                    reason = message.message
+            current = await self._restart(reason)
+
+    async def _restart(self, reason: str) -> asyncio.StreamReader | None:
+        self.state = EngineState.RESTARTING
+        self._fail_all(EngineDied(reason))
+        status = await self._reap()
+        now = time.monotonic()
+        self._deaths = [death for death in self._deaths if now - death < RESTART_WINDOW] + [now]
+        print(f"octavo: {reason} (status {status})", file=sys.stderr, flush=True)
+        if len(self._deaths) > MAX_RESTARTS:
+            self.state = EngineState.FAILED
+            return None
+        reader = await self._launch()
+        try:
+            self._become_ready(await self._until_ready(reader))
+        except EngineStartError as error:
+            print(f"octavo: the engine does not start again: {error}", file=sys.stderr, flush=True)
+            self.state = EngineState.FAILED
+            return None
+        print("octavo: the engine serves again", file=sys.stderr, flush=True)
+        return reader
+
+    async def _reap(self) -> int | None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        process = self._process
+        if process is None:
+            return None
+        try:
+            return await asyncio.to_thread(process.wait, CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await asyncio.to_thread(process.wait)
+
+    # ---- requests
 
     @property
     def num_in_flight(self) -> int:
         """Requests submitted and not finished."""
+        return len(self._collectors)
 
     @property
     def silent_seconds(self) -> float:
         """Seconds since the engine last sent anything while it had work; 0 when idle."""
+        return time.monotonic() - self._last_heard if self._collectors else 0.0
 
     def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise RequestTooLarge when the request could never run, even alone, by the block manager's own arithmetic."""
+        ready, capacity = self._serving()
+        if num_prompt_tokens >= ready.max_model_len:
+            raise RequestTooLarge(
+                f"the prompt has {num_prompt_tokens} tokens; the context of {ready.max_model_len} tokens must also hold "
+                "at least one token of the answer",
+                "context_length_exceeded",
+            )
+        total = num_prompt_tokens + max_tokens
+        if total > ready.max_model_len:
+            raise RequestTooLarge(
+                f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} make {total}, more than the context of "
+                f"{ready.max_model_len} tokens",
+                "context_length_exceeded",
+            )
+        # the last token of an answer is never computed, so it needs no slot
+        if not capacity.fits(total - 1):
+            raise RequestTooLarge(
+                f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} need "
+                f"{capacity.peak_pages(total - 1, 1)} KV pages at once; the pool has {capacity.num_pages}",
+                "kv_capacity_exceeded",
+            )
 
     def max_new_tokens(self, num_prompt_tokens: int) -> int:
-        """Most tokens a prompt of this length could generate here: bounded by context and by the pool (may be < 1)."""
+        """Most tokens a prompt of this length could generate here, by context and pool; below 1: it does not fit."""
+        ready, capacity = self._serving()
+        return min(ready.max_model_len, capacity.max_tokens(ready.max_model_len - 1) + 1) - num_prompt_tokens
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
         """Submit and yield deltas; the last has a finish_reason. Deltas merge while the consumer is slow.
 
         Closing the iterator before the last delta aborts the request. Raises EngineUnavailable before the first delta,
-        EngineDied after it.
+        EngineDied when the engine dies on it.
         """
+        self._serving()
+        if request.request_id in self._collectors:
+            raise ValueError(f"request {request.request_id} is in flight already")
+        if not self._collectors:
+            self._last_heard = time.monotonic()
+        collector = self._collectors[request.request_id] = _Collector()
+        self._send(request)
+        over = False
+        try:
+            while not over:
+                delta = await collector.get()
+                over = delta.finish_reason is not None
+                yield delta
+        except EngineError:
+            over = True
+            raise
+        finally:
+            del self._collectors[request.request_id]
+            if not over and self.state is EngineState.READY:
+                self._send(AbortRequests([request.request_id]))
+
+    def _serving(self) -> tuple[EngineReady, Capacity]:
+        if self.state is not EngineState.READY or self.ready is None or self._capacity is None:
+            raise EngineUnavailable(f"the engine is {self.state.value}")
+        return self.ready, self._capacity
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    def _fail_all(self, error: EngineError) -> None:
+        for collector in self._collectors.values():
+            collector.fail(error)
+
+
+async def _receive(reader: asyncio.StreamReader) -> StepOutput | LoadProgress | EngineReady | EngineFailed | None:
+    """The next message, or None when the engine is gone."""
+    try:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        return decode_from_engine(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -24,10 +24,10 @@ class ConfigError(Exception):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices for one engine.
 
-    Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is the
-    checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. The KV budget is, in this order,
-    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the device's memory
-    (on CPUs, of the memory this process may still take).
+    Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is
+    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. The KV budget is, in this order,
+    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
+    device's memory (on CPUs, of the memory this process may still take).
     """
 
     model: str

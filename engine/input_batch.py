@@ -1,8 +1,8 @@
 """InputBatch: a ScheduledBatch of ids and ints, turned into the tensors of one step.
 
-Keeps one row per running request in persistent block tables, to which each step adds only the blocks that are new, so that
-a step's cost does not grow with the length of the contexts. Rows hold stale ids for blocks that slid out of a window; the
-kernels never look there.
+Keeps one row per running request in persistent block tables, to which each step adds only the blocks that are new, so
+that a step's cost does not grow with the length of the contexts. Rows hold stale ids for blocks that slid out of a
+window; the kernels never look there.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ class InputBatch:
                     query_start_loc=starts,
                     seq_lens=lens,
                     block_table=self._tensor(table[rows, :width]),
-                    slot_mapping=self._tensor(
-                        table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
-                    ),
+                    slot_mapping=self._tensor(table[token_rows, blocks].astype(np.int64) * self._block_size + offsets),
                     max_query_len=int(counts.max(initial=0)),
                     max_seq_len=longest,
                 )

@@ -59,7 +59,7 @@ def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:
 
 def _cpu_quota(group: Path) -> float | None:
     if (text := _read(group / "cpu.max")) is not None:
-        quota, period = (text.split() + ["100000"])[:2]
+        quota, period = [*text.split(), "100000"][:2]
         return None if quota == "max" else int(quota) / int(period)
     quota_us, period_us = _read_int(group / "cpu.cfs_quota_us"), _read_int(group / "cpu.cfs_period_us")
     return quota_us / period_us if quota_us and quota_us > 0 and period_us else None

@@ -14,8 +14,8 @@ from scheduler.request import FinishReason
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the next token is drawn and when to stop; validated by the API before it gets here.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filters off. ``seed`` fixes the
-    request's own generator; None draws one. ``stop_token_ids`` end the request beside the model's EOS ids, which
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filters off. ``seed`` fixes
+    the request's own generator; None draws one. ``stop_token_ids`` end the request beside the model's EOS ids, which
     ``ignore_eos`` switches off.
     """
 

@@ -2,8 +2,8 @@
 
     python -m engine.process FD      FD is its end of a socket pair; the first frame is the EngineConfig
 
-Drains its inbox, runs a step, sends one message, and again; sleeps in `receive` when there is nothing to do. It ends with
-its parent: a closed socket is an order to exit.
+Drains its inbox, runs a step, sends one message, and again; sleeps in `receive` when there is nothing to do. It ends
+with its parent: a closed socket is an order to exit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
         config = channel.receive_config()
         # imported here, so that a wrong start fails fast and the import of torch is a stage with a time
         from engine.config import CheckpointError, ConfigError
-        from engine.engine import Engine, EngineBroken
+        from engine.engine import EngineBroken
         from engine.startup import StageTimes, build_engine
 
         times = StageTimes()

@@ -1,8 +1,8 @@
 """Sampler: one token per row of logits, by each request's own parameters.
 
-Rows never touch each other: each is filtered and drawn alone, so a request's tokens do not depend on its neighbours. The
-generator is counter-based: the draw of output token i of a request is a function of (seed, i) alone, so that preemption,
-batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
+Rows never touch each other: each is filtered and drawn alone, so a request's tokens do not depend on its neighbours.
+The generator is counter-based: the draw of output token i of a request is a function of (seed, i) alone, so that
+preemption, batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _sample_row(logits: torch.Tensor, params: SamplingParams, draw: float) -> in
 def _kept_candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the tokens that pass the filters, most likely first, and their ids.
 
-    Sorting 262,144 logits costs more than a layer of a small model, so without a top-k a few candidates are sorted first, and
-    all of them only when those do not hold the mass that was asked for.
+    Sorting 262,144 logits costs more than a layer of a small model, so without a top-k a few candidates are sorted
+    first, and all of them only when those do not hold the mass that was asked for.
     """
     limit = min(params.top_k or scaled.numel(), scaled.numel())
     whole_vocabulary = limit == scaled.numel()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from kernels.backends import choose_backend
+from models.loader import load_model, weight_bytes
 
 from block_manager.groups import LayerGroup, plan_groups
 from block_manager.kv_cache import KVCache
@@ -21,8 +23,6 @@ from engine.input_batch import InputBatch
 from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
-from kernels.backends import choose_backend
-from models.loader import load_model, weight_bytes
 from models.spec import ModelSpec
 from scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -73,16 +73,14 @@ def build_engine(
         bytes_per_page = page_bytes(groups, config.block_size, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
         num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
         kv_cache = KVCache(groups, num_pages, config.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-        blocks = BlockManager(
-            groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-        )
+        blocks = BlockManager(groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
         inputs = InputBatch(groups, config.block_size, config.max_num_seqs, max_model_len, device)
 
     capacity = Capacity(groups, config.block_size, num_pages, config.max_num_batched_tokens)
     if not capacity.fits(max_model_len - 1):
         warnings.append(
-            f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less than "
-            f"the context of {max_model_len}: longer requests are refused"
+            f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less "
+            f"than the context of {max_model_len}: longer requests are refused"
         )
     scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens), blocks)
     engine = Engine(

@@ -10,10 +10,10 @@ Layouts, used by every backend:
     value_pages      [num_pages, num_kv_heads, block_size, head_dim]   (heads first)
     slot             page * block_size + offset, with page = block_table[sequence, position // block_size]
 
-The tokens of one step are ragged: sequence ``s`` owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, and
-they are the last rows of its ``seq_lens[s]`` tokens. A decode is a sequence with one row, a prefill chunk one with more;
-no backend needs to be told which is which. Block tables are indexed by absolute position, whatever the window: entries
-for pages that slid out of a window point at page 0, the null page, and must never be read.
+The tokens of one step are ragged: sequence ``s`` owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``,
+and they are the last rows of its ``seq_lens[s]`` tokens. A decode is a sequence with one row, a prefill chunk one
+with more; no backend needs to be told which is which. Block tables are indexed by absolute position, whatever the
+window: entries for pages that slid out of a window point at page 0, the null page, and must never be read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class AttentionMetadata:
 
     Shapes: ``query_start_loc`` int32 [num_seqs + 1]; ``seq_lens`` int32 [num_seqs], in tokens, this step's included;
     ``block_table`` int32 [num_seqs, max_blocks]; ``slot_mapping`` int64 [num_tokens], where each new token's key and
-    value go. ``max_query_len`` and ``max_seq_len`` are plain ints, so that no backend waits for the device to learn them.
+    value go. ``max_query_len`` and ``max_seq_len`` are plain ints, so that no backend waits for the device to learn
+    them.
     """
 
     query_start_loc: torch.Tensor

@@ -1,7 +1,7 @@
 """ScheduledBatch: what one step runs, in ids and ints only.
 
-The scheduler makes it, the runner reads it, and neither sees more of the other than this. Order matters: row ``i`` of the
-runner's tensors is ``requests[i]``.
+The scheduler makes it, the runner reads it, and neither sees more of the other than this. Order matters: row ``i`` of
+the runner's tensors is ``requests[i]``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class ScheduledRequest:
     """One request's share of a step.
 
     The step computes positions ``num_computed_tokens .. num_computed_tokens + len(token_ids) - 1``, whose ids are
-    ``token_ids``. ``samples`` is true when the last of them is the last known token, so that the step yields the next one.
-    ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions
-    ``i * block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
-    views of the block manager's tables: read them during the step, never keep or change them. ``admitted`` marks the first
-    step after (re)admission, whose tables owe nothing to earlier ones.
+    ``token_ids``. ``samples`` is true when the last of them is the last known token, so that the step yields the next
+    one. ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions ``i *
+    block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
+    views of the block manager's tables: read them during the step, never keep or change them. ``admitted`` marks the
+    first step after (re)admission, whose tables owe nothing to earlier ones.
     """
 
     request_id: str

@@ -4,8 +4,8 @@
               ^          |
               +----------+  preempted: pages given back, tokens kept
 
-A request catches up: it has ``token_ids`` (prompt, then what was sampled) and ``num_computed_tokens`` of them are in pages.
-There is no prefill phase and no decode phase, only a distance between the two numbers.
+A request catches up: it has ``token_ids`` (prompt, then what was sampled) and ``num_computed_tokens`` of them are in
+pages. There is no prefill phase and no decode phase, only a distance between the two numbers.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Scheduler: decides each step which requests run, from free pages and one token budget.
 
-One rule, no phases: every running request catches up with its tokens, oldest first; then waiting requests are admitted,
-unless something was preempted in this step. Where pages run short, the newest running request gives its pages back and goes
-to the front of the queue with its tokens; the last one running is never preempted, because admission has proven that it
-fits alone. It knows token ids and page counts; nothing of text, tensors or clients.
+One rule, no phases: every running request catches up with its tokens, oldest first; then waiting requests are
+admitted, unless something was preempted in this step. Where pages run short, the newest running request gives its
+pages back and goes to the front of the queue with its tokens; the last one running is never preempted, because
+admission has proven that it fits alone. It knows token ids and page counts; nothing of text, tensors or clients.
 
-Invariants: a request is in exactly one of `waiting` and `running` until it finishes; it owns a block table exactly while it
-is running; it finishes exactly once.
+Invariants: a request is in exactly one of `waiting` and `running` until it finishes; it owns a block table exactly
+while it is running; it finishes exactly once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Scheduler:
         self._capacity = Capacity(groups, blocks.block_size, blocks.pool.num_pages, config.max_num_batched_tokens)
         self._pages_per_block = sum(group.pages_per_block for group in groups)
 
-    # -- requests come and go ---------------------------------------------------------------------------------------------
+    # ---- requests come and go
 
     def add(self, request: Request) -> None:
         """Queue a request; raises NeverFits when the pool could not hold it even alone.
@@ -101,7 +101,7 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
-    # -- one step -----------------------------------------------------------------------------------------------------------
+    # ---- one step
 
     def schedule(self) -> ScheduledBatch:
         """Choose this step's tokens and take the pages they need."""
@@ -136,7 +136,9 @@ class Scheduler:
             request = self._requests.get(share.request_id)
             if request is None:
                 continue  # aborted while the step ran
-            recomputed = min(request.high_water, share.num_computed_tokens + share.num_tokens) - share.num_computed_tokens
+            recomputed = (
+                min(request.high_water, share.num_computed_tokens + share.num_tokens) - share.num_computed_tokens
+            )
             self.counters.recomputed_tokens += max(0, recomputed)
             request.num_computed_tokens += share.num_tokens
             request.high_water = max(request.high_water, request.num_computed_tokens)
@@ -145,7 +147,7 @@ class Scheduler:
                 outputs.append(self._append(request, sampled[share.request_id]))
         return outputs
 
-    # -- parts ----------------------------------------------------------------------------------------------------------------
+    # ---- parts
 
     def _append(self, request: Request, token_id: int) -> TokenOutput:
         request.token_ids.append(token_id)
