@@ -248,7 +248,7 @@ class EngineClient:
         ready, capacity = self._serving()
         if num_prompt_tokens >= ready.max_model_len:
             raise RequestTooLarge(
-                f"the prompt has {num_prompt_tokens} tokens; the context of {ready.max_model_len} tokens must also hold "
+                f"the prompt has {num_prompt_tokens} tokens; the context of {ready.max_model_len} must also hold "
                 "at least one token of the answer",
                 "context_length_exceeded",
             )

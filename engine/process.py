@@ -12,9 +12,13 @@ import signal
 import socket
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from engine.channel import Channel, ChannelClosed
 from engine.messages import AbortRequests, EngineFailed, EngineRequest, Shutdown
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 IDLE_AUDIT_SECONDS = 1.0
 
@@ -51,7 +55,7 @@ def main() -> int:
     return 0
 
 
-def run(engine: Engine, channel: Channel) -> None:  # noqa: F821 - imported in main, after the first frame
+def run(engine: Engine, channel: Channel) -> None:
     """Serve until told to stop."""
     audited = True
     while True:
