@@ -8,6 +8,7 @@ across repeats; every prompt has at least one token beyond the shared prefix.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,16 +120,21 @@ class TokenPrompts:
     def from_file(cls, path: Path) -> TokenPrompts:
         """Read a ``tokenizer.json`` and keep the common words that it has as one token.
 
-        Raises ValueError if it has fewer than 50 of them.
+        Raises OSError if there is no such file, ValueError if it is no tokenizer or has fewer than 50 of the words.
         """
         from tokenizers import Tokenizer
 
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        text = path.read_text(encoding="utf-8")
+        try:
+            tokenizer: Tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises no narrower one
+            raise ValueError(f"{path} is no tokenizer.json: {error}") from error
         bare = tokenizer.encode(" the", add_special_tokens=False).ids
         full = tokenizer.encode(" the").ids
         prefix = full[: len(full) - len(bare)] if full[len(full) - len(bare) :] == bare else []
-        ids = [tokenizer.encode(" " + word, add_special_tokens=False).ids for word in COMMON_WORDS]
-        single = tuple(word[0] for word in ids if len(word) == 1)
+        ids = [tuple(tokenizer.encode(" " + word, add_special_tokens=False).ids) for word in COMMON_WORDS]
+        uses = Counter(ids)  # an unknown-token id stands for several words
+        single = tuple(word[0] for word in ids if len(word) == 1 and uses[word] == 1)
         if len(single) < 50:
             raise ValueError(f"{path}: only {len(single)} common words are one token; leave --tokenizer out")
         return cls(prefix=tuple(prefix), ids=single)

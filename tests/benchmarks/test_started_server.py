@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import process_tree
+from benchmarks.started_server import ServerStartError, StartedServer
+
+SERVER = """
+import http.server, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return path
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    return state != "Z"
+
+
+def test_the_server_serves_inside_the_context_and_leaves_no_process_behind(script: Path) -> None:
+    port = free_port()
+    with StartedServer(f"{sys.executable} {script} {port}", f"http://127.0.0.1:{port}/", timeout=30) as server:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as response:
+            assert response.status == 200
+        pids = process_tree(server.pid)
+        assert server.ready_seconds > 0
+
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_server_that_dies_is_reported_with_its_last_words() -> None:
+    command = f"{sys.executable} -c \"raise SystemExit('no such model')\""
+
+    with (
+        pytest.raises(ServerStartError, match="ended with status 1:\nno such model"),
+        StartedServer(command, f"http://127.0.0.1:{free_port()}/", timeout=30),
+    ):
+        pass
+
+
+def test_a_server_that_never_answers_is_stopped_at_the_limit() -> None:
+    command = f'{sys.executable} -c "import signal; signal.pause()"'
+    server = StartedServer(command, f"http://127.0.0.1:{free_port()}/", timeout=0.1)
+
+    with pytest.raises(ServerStartError, match=r"is not ready at http://127.0.0.1:\d+/ after 0.1 s"), server:
+        pass
+
+    assert not is_running(server.pid)
+
+
+def test_an_address_in_use_is_refused_before_anything_starts(script: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/"
+    with (
+        StartedServer(f"{sys.executable} {script} {port}", url, timeout=30),
+        pytest.raises(ServerStartError, match="already"),
+        StartedServer("false", url, timeout=30),
+    ):
+        pass
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ServerStartError, match="cannot start 'no-such-command-here'"):
+        StartedServer("no-such-command-here", f"http://127.0.0.1:{free_port()}/", timeout=1).__enter__()
