@@ -1,0 +1,80 @@
+"""The frame that decoders share: embed, run the layers, norm, project the rows asked for.
+
+Knows the order of things, not what a layer computes: that is ``models.llama`` and ``models.gemma3``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from kernels.attention import PagedLayer
+from models.layers import Embedding, Linear, NamedParameters, RMSNorm, Rotary, Rotation
+from models.model import Parameter
+from models.spec import LayerSpec, ModelSpec, RopeSpec
+
+
+class DecoderLayer(Protocol):
+    """One layer: hidden states [num_tokens, hidden_size] in and out."""
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor: ...
+
+    def parameters(self, prefix: str) -> NamedParameters: ...
+
+
+class Decoder:
+    """A CausalLM of ``make_layer``'s layers. The head is the embedding itself where the spec ties them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        make_layer: Callable[[LayerSpec], DecoderLayer],
+        *,
+        plus_one: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec
+        self._embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale, dtype=dtype, device=device)
+        self._layers = [make_layer(layer) for layer in spec.layers]
+        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=plus_one, device=device)
+        self._head = (
+            None
+            if spec.tied_embeddings
+            else Linear(spec.hidden_size, {"lm_head": spec.vocab_size}, bias=False, dtype=dtype, device=device)
+        )
+        ropes: list[RopeSpec] = []
+        for layer in spec.layers:
+            if layer.rope not in ropes:
+                ropes.append(layer.rope)
+        self._rotaries = [Rotary(rope, spec.head_dim, device=device) for rope in ropes]
+        self._rotary_of_layer = [ropes.index(layer.rope) for layer in spec.layers]
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``models.model.CausalLM.forward``."""
+        x = self._embedding(token_ids)
+        rotations = [rotary(positions) for rotary in self._rotaries]
+        for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
+            x = layer(x, rotations[rotary], paged)
+        last = self._norm(x[logits_rows])
+        logits = F.linear(last, self._embedding.weight) if self._head is None else self._head(last)
+        return logits.float()
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        """See ``models.model.CausalLM.parameters``."""
+        named = dict(self._embedding.parameters("model.embed_tokens"))
+        for index, layer in enumerate(self._layers):
+            named.update(layer.parameters(f"model.layers.{index}."))
+        named.update(self._norm.parameters("model.norm"))
+        if self._head is not None:
+            named.update(self._head.parameters(""))
+        return named

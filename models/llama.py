@@ -1,0 +1,41 @@
+"""Llama, and what follows it (Mistral): pre-norm attention and a gated MLP (Touvron et al., 2023)."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention import AttentionBackend, PagedLayer
+from models.attention import Attention
+from models.decoder import Decoder
+from models.layers import GatedMLP, NamedParameters, RMSNorm, Rotation
+from models.model import CausalLM
+from models.spec import LayerSpec, ModelSpec
+
+
+class LlamaLayer:
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
+
+    def __init__(
+        self, spec: ModelSpec, layer: LayerSpec, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=False, device=device)
+        self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
+        self._mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=False, device=device)
+        self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
+        x = x + self._attention(self._attention_norm(x), rotation, paged)
+        return x + self._mlp(self._mlp_norm(x))
+
+    def parameters(self, prefix: str) -> NamedParameters:
+        yield from self._attention_norm.parameters(f"{prefix}input_layernorm")
+        yield from self._attention.parameters(f"{prefix}self_attn.")
+        yield from self._mlp_norm.parameters(f"{prefix}post_attention_layernorm")
+        yield from self._mlp.parameters(f"{prefix}mlp.")
+
+
+def build_llama(spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device) -> CausalLM:
+    """A Llama with uninitialised weights."""
+    return Decoder(
+        spec, lambda layer: LlamaLayer(spec, layer, backend, dtype, device), plus_one=False, dtype=dtype, device=device
+    )
