@@ -1,0 +1,1 @@
+"""The API process: HTTP in, text out; it never imports torch."""

@@ -1,0 +1,81 @@
+"""create_app: the routes of one server over its ServerState.
+
+Knows which path does what, and leaves the doing to the modules it names. Routes take the raw request: bodies are parsed
+by `server.openai.protocol`, which is stricter than a framework's own validation.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.client import EngineState
+from server.body_limit import BodyLimit
+from server.disconnect import ClientDisconnected
+from server.errors import install_error_handlers, unavailable
+from server.openai.chat import create_chat_completion
+from server.openai.completions import create_completion
+from server.openai.models import list_models, retrieve_model
+from server.state import ServerState
+from server.version import octavo_version
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The ASGI app that serves ``state``."""
+    version = octavo_version()
+    app = FastAPI(title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(BodyLimit, limit=state.max_request_bytes)
+    install_error_handlers(app)
+
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        """Nobody reads this; the status is for the access log."""
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(ClientDisconnected, on_disconnect)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await create_completion(state, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await create_chat_completion(state, request)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return list_models(state)
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Response:
+        return retrieve_model(state, model)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine is alive and moving, a shutdown included; else 503."""
+        if state.client.state is not EngineState.READY:
+            raise unavailable(f"the engine is {state.client.state.value}", "engine_unavailable")
+        if state.is_hung:
+            seconds = state.client.silent_seconds
+            raise unavailable(f"the engine has work and has been silent for {seconds:.0f} seconds", "engine_silent")
+        return Response(orjson.dumps({"status": "ok"}), media_type="application/json")
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 while new requests are taken; else 503."""
+        state.require_ready()
+        return Response(orjson.dumps({"status": "ready"}), media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(state.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.get("/version")
+    async def server_version() -> Response:
+        return Response(orjson.dumps({"version": version}), media_type="application/json")
+
+    return app

@@ -1,0 +1,170 @@
+"""The `octavo` command.
+
+Knows flags and exit statuses; everything heavy is imported by the subcommand that needs it. Statuses: 0 for a server
+that was told to stop, 1 for one that could not serve (one sentence on stderr says why), 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server.options import ServeOptions
+
+DEFAULT_PORT = 8000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status."""
+    began = time.monotonic()
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="octavo: %(levelname)s: %(message)s")
+    try:
+        return _serve(parsed, began)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(parsed: argparse.Namespace, began: float) -> int:
+    from engine.client import EngineStartError
+    from engine.config import CheckpointError, ConfigError
+    from server.listener import ListenError
+    from server.serving import serve
+    from server.text.errors import TextError
+
+    try:
+        options = _options(parsed)
+        options.validate()
+        return serve(options, began)
+    except (ConfigError, ListenError, CheckpointError, TextError, EngineStartError) as error:
+        print(f"octavo: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _options(parsed: argparse.Namespace) -> ServeOptions:
+    from engine.config import EngineConfig
+    from server.options import ServeOptions
+
+    engine = EngineConfig(
+        model="",
+        dtype=parsed.dtype,
+        device=parsed.device,
+        max_model_len=parsed.max_model_len,
+        max_num_seqs=parsed.max_num_seqs,
+        max_num_batched_tokens=parsed.max_num_batched_tokens,
+        block_size=parsed.block_size,
+        gpu_memory_utilization=parsed.gpu_memory_utilization,
+        kv_cache_memory_bytes=parsed.kv_cache_memory_bytes,
+        num_gpu_blocks_override=parsed.num_gpu_blocks_override,
+        enable_prefix_caching=parsed.enable_prefix_caching,
+        threads=parsed.threads,
+        seed=parsed.seed,
+    )
+    return ServeOptions(
+        model=parsed.model,
+        revision=parsed.revision,
+        host=parsed.host,
+        port=parsed.port,
+        served_model_name=parsed.served_model_name,
+        chat_template=parsed.chat_template,
+        max_request_bytes=parsed.max_request_bytes,
+        shutdown_timeout=parsed.shutdown_timeout,
+        silence_limit=parsed.engine_silence_limit,
+        engine=engine,
+    )
+
+
+class _Version(argparse.Action):
+    """--version, which reads the distribution's metadata only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from server.version import octavo_version
+
+        print(f"octavo {octavo_version()}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="octavo", description="Serves language models from paged KV memory.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-style HTTP API",
+        description="Serve a model over an OpenAI-style HTTP API.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    serve.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a GGUF file, a directory in Hugging Face layout, or a hub id; without it, the demo model of octavo[demo]",
+    )
+    _add_server_flags(serve)
+    _add_engine_flags(serve)
+    return parser
+
+
+def _add_server_flags(serve: argparse.ArgumentParser) -> None:
+    flags = serve.add_argument_group("server")
+    flags.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 makes it reachable from other machines"
+    )
+    flags.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 takes any free one")
+    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
+    flags.add_argument("--revision", help="branch, tag or commit of a hub id")
+    flags.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
+    )
+    flags.add_argument(
+        "--max-request-bytes", type=int, default=8 * 1024 * 1024, metavar="N", help="largest request body"
+    )
+    flags.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds running requests get to finish"
+    )
+    flags.add_argument(
+        "--engine-silence-limit",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds an engine with work may be silent before /health answers 503",
+    )
+
+
+def _add_engine_flags(serve: argparse.ArgumentParser) -> None:
+    flags = serve.add_argument_group("engine")
+    flags.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    flags.add_argument("--dtype", default="auto", help="float32, bfloat16, float16, or auto for the model's own")
+    flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
+    flags.add_argument("--seed", type=int, default=0, metavar="N", help="seed of requests that bring none")
+    flags.add_argument(
+        "--max-model-len", type=int, metavar="N", help="longest context in tokens (default: the model's)"
+    )
+    flags.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most requests in one step")
+    flags.add_argument("--max-num-batched-tokens", type=int, default=512, metavar="N", help="most tokens in one step")
+    flags.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in one KV page")
+    flags.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse KV pages of prompts that begin alike",
+    )
+    flags.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="share, 0 to 1, of the device's memory (on CPUs, of the memory left to this process) to use",
+    )
+    flags.add_argument("--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV pages, instead of a share")
+    flags.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV pages, instead of bytes or a share")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""ApiError and the OpenAI error object that every error becomes.
+
+Knows HTTP and nothing about generation. Invariants: a body is always ``{"error": {"message", "type", "param",
+"code"}}``, with strings or null inside; an unexpected exception shows the client no more than that it happened.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.client import EngineDied, EngineError, EngineUnavailable, RequestTooLarge
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+RETRY_AFTER_SECONDS = 1
+
+
+class ApiError(Exception):
+    """An error with its HTTP status and the fields of its error object; ``message`` is for the client to read."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return INVALID_REQUEST if self.status < 500 else SERVER_ERROR
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400: the request is wrong in itself."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """A 503: the same request may work a moment later."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
+
+
+def model_not_found(model: str, served: str) -> ApiError:
+    """A 404 for a model that is not served here."""
+    message = f"the model {model!r} does not exist; this server serves {served!r}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def internal_error() -> ApiError:
+    """A 500 that says nothing about what went wrong inside."""
+    return ApiError(500, "the server hit an internal error; its log has the details", code="internal_error")
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """What a failure of the engine means to the client."""
+    if isinstance(error, RequestTooLarge):
+        return bad_request(str(error), code=error.code)
+    if isinstance(error, EngineUnavailable):
+        return unavailable(str(error), "engine_unavailable")
+    if isinstance(error, EngineDied):
+        return ApiError(500, str(error), code="engine_died")
+    return ApiError(500, str(error), code="engine_error")
+
+
+def from_http(error: HTTPException) -> ApiError:
+    """The router's own errors: no such route, wrong method."""
+    phrase = http.HTTPStatus(error.status_code).phrase
+    code = phrase.lower().replace(" ", "_")
+    return ApiError(error.status_code, str(error.detail or phrase), code=code, headers=error.headers)
+
+
+def install_error_handlers(app: Starlette) -> None:
+    """Make every error that leaves the app an error object."""
+
+    async def on_api_error(request: Request, error: Any) -> Response:
+        return error.response()  # type: ignore[no-any-return]
+
+    async def on_http_error(request: Request, error: Any) -> Response:
+        if error.status_code == 404:
+            return ApiError(404, f"no such route: {request.method} {request.url.path}", code="not_found").response()
+        if error.status_code == 405:
+            detail = f"{request.url.path} does not answer {request.method}"
+            return ApiError(405, detail, code="method_not_allowed", headers=error.headers).response()
+        return from_http(error).response()
+
+    async def on_exception(request: Request, error: Exception) -> Response:
+        return internal_error().response()
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_exception)

@@ -1,0 +1,97 @@
+"""POST /v1/chat/completions, plain and streamed."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.disconnect import unless_disconnected
+from server.errors import bad_request
+from server.generation import TextDelta, Usage
+from server.openai.chunks import ChunkEnvelope, stream_frames
+from server.openai.protocol import ChatBody, parse_body
+from server.openai.submission import check_vocabulary, choose_max_tokens, encode, new_id, prepare
+from server.sse import event_stream
+from server.state import ServerState
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+
+async def create_chat_completion(state: ServerState, request: Request) -> Response:
+    """One choice: the assistant's next message."""
+    arrived = time.monotonic()
+    ready, tokenizer = state.require_ready()
+    body = parse_body(ChatBody, await request.body())
+    state.require_model(body.model)
+    template = _require_template(state)
+    check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    num_characters = sum(len(message.content) for message in body.messages)
+    token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer), num_characters, "messages")
+    max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None)
+    completion_id = new_id("chatcmpl")
+    stops = body.stop + template.stops
+    group = prepare(state, tokenizer, body, completion_id, [(token_ids, max_tokens)], stops, arrived)
+    fields = {"id": completion_id, "created": int(time.time()), "model": state.served_model_name}
+    if body.stream:
+        envelope = ChunkEnvelope({**fields, "object": "chat.completion.chunk"}, include_usage=body.include_usage)
+        frames = stream_frames(group, ChatChunks(envelope), include_usage=body.include_usage)
+        return await event_stream(request, frames)
+    [answer] = await unless_disconnected(request.receive, group.collect())
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
+    completion = {**fields, "object": "chat.completion", "choices": [choice], "usage": group.usage.body()}
+    return Response(orjson.dumps(completion), media_type="application/json")
+
+
+def _require_template(state: ServerState) -> ChatTemplate:
+    if state.chat_template is None:
+        message = (
+            f"the model {state.served_model_name!r} has no chat template: start the server with --chat-template FILE "
+            "(or --chat-template plain-transcript for a base model), or use /v1/completions"
+        )
+        raise bad_request(message, code="chat_template_missing")
+    return state.chat_template
+
+
+def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
+    messages = [message.template_fields() for message in body.messages]
+    if "developer" not in template.source:
+        # The newer name of the system role, which most templates have never heard of.
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    return tokenizer.encode_chat(template.render(messages, special_tokens=tokenizer.special_tokens))
+
+
+class ChatChunks:
+    """Chunks of a streamed chat answer; every one is a chat.completion.chunk object."""
+
+    def __init__(self, envelope: ChunkEnvelope) -> None:
+        self._envelope = envelope
+
+    def opening(self, index: int) -> bytes | None:
+        delta = b'{"role":"assistant","content":"","refusal":null}'
+        return self._envelope.wrap(b'[{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}]' % (index, delta))
+
+    def text(self, index: int, text: str) -> bytes:
+        choices = b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]'
+        return self._envelope.wrap(choices % (index, orjson.dumps(text)))
+
+    def final(self, index: int, last: TextDelta) -> bytes:
+        choice = {
+            "index": index,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": last.finish_reason,
+            "stop_reason": last.stop_reason,
+        }
+        return self._envelope.wrap(orjson.dumps([choice]))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._envelope.usage(usage)

@@ -1,0 +1,85 @@
+"""The streamed form of an answer: deltas in, frames out, in the order the API promises.
+
+Knows the order, not the fields: those come from a ChunkFormat. Invariants: text first, then one final chunk per choice
+with its finish reason and no text; usage, if asked for, once, in a last chunk without choices; then ``[DONE]``, after a
+failure too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Protocol
+
+import orjson
+
+from server.errors import ApiError, internal_error
+from server.generation import GenerationGroup, TextDelta, Usage
+from server.sse import DONE, error_frame, frame
+
+logger = logging.getLogger("octavo.server")
+
+
+class ChunkFormat(Protocol):
+    """Frames of one kind of answer."""
+
+    def opening(self, index: int) -> bytes | None:
+        """What comes before the first text of a choice, if anything."""
+
+    def text(self, index: int, text: str) -> bytes:
+        """New text."""
+
+    def final(self, index: int, last: TextDelta) -> bytes:
+        """The end of a choice; its text has been sent."""
+
+    def usage(self, usage: Usage) -> bytes:
+        """The counts, without choices."""
+
+
+class ChunkEnvelope:
+    """What all chunks of one answer share, encoded once. With ``include_usage``, ``usage`` is null in all but one."""
+
+    def __init__(self, fields: Mapping[str, object], *, include_usage: bool) -> None:
+        self._head = b"data: " + orjson.dumps(fields)[:-1] + b',"choices":'
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._fields = fields
+
+    def wrap(self, choices: bytes) -> bytes:
+        """The frame whose choices are this JSON array."""
+        return self._head + choices + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        return frame(orjson.dumps({**self._fields, "choices": [], "usage": usage.body()}))
+
+
+async def stream_frames(group: GenerationGroup, chunks: ChunkFormat, *, include_usage: bool) -> AsyncGenerator[bytes]:
+    """The frames of an answer. Raises only before the first frame; later failures become an error frame."""
+    started = False
+    opened: set[int] = set()
+    try:
+        async with contextlib.aclosing(group.stream()) as deltas:
+            async for index, delta in deltas:
+                if index not in opened:
+                    opened.add(index)
+                    if (opening := chunks.opening(index)) is not None:
+                        started = True
+                        yield opening
+                if delta.text:
+                    started = True
+                    yield chunks.text(index, delta.text)
+                if delta.finish_reason is not None:
+                    started = True
+                    yield chunks.final(index, delta)
+        if include_usage:
+            yield chunks.usage(group.usage)
+    except ApiError as error:
+        if not started:
+            raise
+        yield error_frame(error)
+    except Exception:
+        if not started:
+            raise
+        logger.exception("a stream failed")
+        yield error_frame(internal_error())
+    yield DONE

@@ -1,0 +1,40 @@
+"""ServeOptions: what a user chose about the API server, beside the engine's own EngineConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import ConfigError, EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Choices of one `octavo serve`. ``model`` None is the demo model; ``engine.model`` is filled in once it is found.
+
+    ``shutdown_timeout`` and ``silence_limit`` are in seconds.
+    """
+
+    model: str | None
+    revision: str | None
+    host: str
+    port: int
+    served_model_name: str | None
+    chat_template: str | None
+    max_request_bytes: int
+    shutdown_timeout: float
+    silence_limit: float
+    engine: EngineConfig
+
+    def validate(self) -> None:
+        """Raise ConfigError for the first setting that cannot work."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: must be from 0 to 65535")
+        if self.served_model_name == "":
+            raise ConfigError("--served-model-name: must not be empty")
+        if self.max_request_bytes < 1:
+            raise ConfigError(f"--max-request-bytes {self.max_request_bytes}: must be at least 1")
+        if not self.shutdown_timeout >= 0:
+            raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")
+        if not self.silence_limit > 0:
+            raise ConfigError(f"--engine-silence-limit {self.silence_limit}: must be above 0")
+        self.engine.validate()

@@ -1,0 +1,73 @@
+"""What a user sees while a model loads: notices, a progress bar, and the table of what came of it.
+
+Knows words and units, not how anything is loaded. Everything goes to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from tqdm import tqdm
+
+from engine.config import Checkpoint
+from engine.messages import EngineReady, LoadProgress
+
+BASE_MODEL_NOTICE = (
+    "This is a base model, not an instruct model: it continues text. Chat shows it a plain transcript to continue."
+)
+
+
+def say(line: str) -> None:
+    """One line for the user."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def announce(checkpoint: Checkpoint) -> None:
+    """What the user must know of a model before it is served."""
+    if checkpoint.notice is not None:
+        say(checkpoint.notice)
+    if checkpoint.is_demo:
+        say(BASE_MODEL_NOTICE)
+
+
+class LoadingBar:
+    """A progress bar for the stage that is loading; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._bar: tqdm | None = None
+
+    def update(self, progress: LoadProgress) -> None:
+        if self._bar is None or progress.stage != self._stage:
+            self.close()
+            self._stage = progress.stage
+            self._bar = tqdm(
+                total=progress.total, desc=progress.stage, unit="B", unit_scale=True, leave=False, disable=None
+            )
+        self._bar.update(progress.done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], total: float, url: str) -> str:
+    """The table of a started server. ``seconds`` are this process's own stages, ``total`` is from command to ready."""
+    stages = {**seconds, **ready.stage_seconds}
+    rows = [
+        ("model", model),
+        ("device", f"{ready.device}, {ready.threads} {'thread' if ready.threads == 1 else 'threads'}"),
+        ("dtype", ready.dtype),
+        ("attention", ready.attention_backend),
+        ("weights", f"{ready.weight_bytes / 1e9:.2f} GB"),
+        ("KV memory", f"{ready.kv_bytes / 1e9:.2f} GB in {ready.num_pages:,} pages"),
+        ("page", f"{ready.block_size} tokens, {ready.page_bytes:,} bytes"),
+        ("max context", f"{ready.max_model_len:,} tokens"),
+        ("batch", f"{ready.max_num_seqs} requests, {ready.max_num_batched_tokens} tokens a step"),
+        ("start-up", f"{total:.1f} s: " + ", ".join(f"{stage} {took:.1f}" for stage, took in stages.items())),
+        *(("warning", warning) for warning in ready.warnings),
+        ("serving", f"{url}/v1"),
+    ]
+    return "\n".join(f"  {name:<12} {value}" for name, value in rows)

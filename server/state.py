@@ -1,0 +1,63 @@
+"""ServerState: what the endpoints share, and nothing they could compute themselves.
+
+Made once by whoever starts a server, then passed to ``create_app``. While a model loads, ``tokenizer`` is None.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from engine.client import EngineClient, EngineState
+from engine.messages import EngineReady
+from server.errors import model_not_found, unavailable
+from server.metrics import Metrics
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_REQUEST_BYTES = 8 * 1024 * 1024
+DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One served model and its engine.
+
+    ``silence_limit``: seconds an engine with work may send nothing before /health calls it hung. ``draining``: a
+    shutdown has begun, so that new requests are refused while running ones finish.
+    """
+
+    client: EngineClient
+    served_model_name: str
+    tokenizer: Tokenizer | None = None
+    chat_template: ChatTemplate | None = None
+    silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = Metrics(self.client)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request would be accepted now."""
+        return self.client.state is EngineState.READY and self.tokenizer is not None and not self.draining
+
+    @property
+    def is_hung(self) -> bool:
+        return self.client.silent_seconds > self.silence_limit
+
+    def require_ready(self) -> tuple[EngineReady, Tokenizer]:
+        """What a new request needs; ApiError 503 when it cannot be served now."""
+        if self.draining:
+            raise unavailable("the server is shutting down and takes no new requests", "shutting_down")
+        if self.client.state is not EngineState.READY or self.client.ready is None or self.tokenizer is None:
+            raise unavailable(f"the engine is not serving now: it is {self.client.state.value}", "engine_unavailable")
+        return self.client.ready, self.tokenizer
+
+    def require_model(self, model: str) -> None:
+        """ApiError 404 for any model but the one served."""
+        if model != self.served_model_name:
+            raise model_not_found(model, self.served_model_name)
