@@ -1,0 +1,1 @@
+"""Everything between text and token ids: no HTTP, no engine, no torch."""

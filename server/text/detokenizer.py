@@ -1,0 +1,48 @@
+"""Turns a stream of token ids into text deltas, byte-exactly and in constant time per token.
+
+Knows nothing of models or stop strings. Invariants: the deltas of one stream, joined with what `finish` returns, equal
+the bytes of all its tokens decoded at once (UTF-8, each invalid sequence one or more U+FFFD as Python's "replace" has
+it); a character that is still incomplete is held back, so no delta shows U+FFFD for it; a stream that ends inside a
+character ends in exactly one U+FFFD.
+
+The first delta keeps its leading space: generated text continues a prompt. `Tokenizer.decode` is for whole texts.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    """What a detokenizer needs to know of a vocabulary."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a control token rather than text."""
+
+
+class Detokenizer:
+    """The text of one generated sequence, as it grows."""
+
+    def __init__(self, vocabulary: TokenBytes, *, skip_special_tokens: bool = True) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The text that ``token_ids`` complete; empty while a character is unfinished."""
+        vocabulary = self._vocabulary
+        pieces = [
+            vocabulary.token_bytes(token_id)
+            for token_id in token_ids
+            if not (self._skip_special_tokens and vocabulary.is_special(token_id))
+        ]
+        return self._decoder.decode(b"".join(pieces))
+
+    def finish(self) -> str:
+        """End the stream: one U+FFFD if it ended inside a character, else nothing."""
+        return self._decoder.decode(b"", final=True)
