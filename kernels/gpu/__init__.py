@@ -1,0 +1,1 @@
+"""Triton kernels: keys and values into pages, and attention over pages."""
