@@ -1,8 +1,8 @@
 """The parts decoders are made of: Linear, RMSNorm, Embedding, GatedMLP, Rotary.
 
 Plain callables over tensors allocated empty and filled by ``models.loader`` through ``parameters(prefix)``. They know
-no pages, no other tokens and no architectures. Weights have the model's dtype; RMSNorm and rotary compute in float32 and
-round once.
+no pages, no other tokens and no architectures. Weights have the model's dtype; RMSNorm and rotary compute in float32
+and round once.
 """
 
 from __future__ import annotations

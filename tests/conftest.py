@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+BOS, EOS = 256, 257  # ids of the tiny tokenizer; 0..255 are bytes, 258 and up are merges
+
 
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
@@ -14,3 +16,137 @@ def default_gguf() -> Path:
     from models.checkpoint import resolve_checkpoint
 
     return resolve_checkpoint(None).path
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 2 layers with random weights and 4 query to 2 key heads, in Hugging Face layout."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+    }
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    return _write_checkpoint(tmp_path_factory.mktemp("tiny-llama"), config, norms, norm_center=1.0)
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 3 of 7 layers with random weights, window 32 on all but the sixth, in Hugging Face layout."""
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 32,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    }
+    norms = [
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        "self_attn.q_norm",
+        "self_attn.k_norm",
+    ]
+    return _write_checkpoint(tmp_path_factory.mktemp("tiny-gemma3"), config, norms, norm_center=0.0)
+
+
+def _write_checkpoint(directory: Path, config: dict[str, object], norms: list[str], norm_center: float) -> Path:
+    """Write config, tokenizer and seeded random weights that make attention and every norm matter."""
+    import torch
+    from safetensors.torch import save_file
+
+    vocab_size = _write_tokenizer(directory)
+    hidden, inner, head_dim = (int(str(config[key])) for key in ("hidden_size", "intermediate_size", "head_dim"))
+    q_size = int(str(config["num_attention_heads"])) * head_dim
+    kv_size = int(str(config["num_key_value_heads"])) * head_dim
+    generator = torch.Generator().manual_seed(20240816)
+
+    def normal(*shape: int, std: float, mean: float = 0.0) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * std + mean
+
+    weights = {"model.embed_tokens.weight": normal(vocab_size, hidden, std=0.5)}
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = normal(vocab_size, hidden, std=0.2)
+    for index in range(int(str(config["num_hidden_layers"]))):
+        prefix = f"model.layers.{index}."
+        for name, rows, columns in [
+            ("self_attn.q_proj", q_size, hidden),
+            ("self_attn.k_proj", kv_size, hidden),
+            ("self_attn.v_proj", kv_size, hidden),
+            ("self_attn.o_proj", hidden, q_size),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ]:
+            weights[f"{prefix}{name}.weight"] = normal(rows, columns, std=1.5 * columns**-0.5)
+        for name in norms:
+            size = head_dim if name.startswith("self_attn") else hidden
+            weights[f"{prefix}{name}.weight"] = normal(size, std=0.2, mean=norm_center)
+    weights["model.norm.weight"] = normal(hidden, std=0.2, mean=norm_center)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+    token_ids = {"bos_token_id": BOS, "eos_token_id": EOS}
+    (directory / "config.json").write_text(
+        json.dumps({**config, **token_ids, "vocab_size": vocab_size, "dtype": "float32"}, indent=1)
+    )
+    (directory / "generation_config.json").write_text(json.dumps(token_ids))
+    return directory
+
+
+def _write_tokenizer(directory: Path) -> int:
+    """Write a byte-level BPE: 256 bytes, <bos>, <eos>, and merges that common English needs; returns its size."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    symbols = _byte_symbols()
+    vocab = {symbol: byte for byte, symbol in enumerate(symbols)}
+    vocab |= {"<bos>": BOS, "<eos>": EOS}
+    merges = []
+    for word in (" the", " and", " of", " to", " in", "ing", "er", "on", "re", " a", " Hello", "lo", " world"):
+        left = symbols[ord(word[0])]
+        for letter in word[1:]:
+            right = symbols[ord(letter)]
+            if left + right not in vocab:
+                vocab[left + right] = len(vocab)
+                merges.append((left, right))
+            left += right
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    tokenizer.add_special_tokens([AddedToken("<bos>", special=True), AddedToken("<eos>", special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>"})
+    )
+    return len(vocab)
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that stands for each byte in byte-level BPE."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
