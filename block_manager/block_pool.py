@@ -134,10 +134,23 @@ class BlockPool:
         problems += [f"page {page} is nowhere" for page in range(1, self.num_pages + 1) if page not in places]
         if (cached, held) != (self.cached_pages, self.held_pages):
             problems.append(f"counted cached {cached}, held {held}; kept {self.cached_pages}, {self.held_pages}")
+        return problems + self._audit_hashes(holders)
+
+    def _audit_hashes(self, holders: dict[KVBlock, list[str]]) -> list[str]:
+        """A block has a hash exactly where that hash finds it, and only blocks that are cached or held are found."""
+        problems: list[str] = []
+        cached = set(self._evictable)
         for group, by_hash in enumerate(self._by_hash):
             for block_hash, block in by_hash.items():
                 if block.block_hash != block_hash or block.group != group:
                     problems.append(f"{block} is registered under another hash or group")
                 elif block.ref_count and block not in holders:
                     problems.append(f"{block} counts holders, but no table points at it")
+                elif not block.ref_count and block not in cached:
+                    problems.append(f"{block} is registered, but neither cached nor in a table")
+        named = [(block, f"cached {block}") for block in cached]
+        named += [(block, f"{block} of {owners[0]}") for block, owners in holders.items()]
+        for block, name in named:
+            if block.block_hash is not None and self.find(block.group, block.block_hash) is not block:
+                problems.append(f"{name} cannot be found by its hash")
         return problems

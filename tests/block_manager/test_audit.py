@@ -1,0 +1,178 @@
+"""The audit can fail: each kind of corruption, made on purpose, is found and names its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from block_manager.block import KVBlock
+from block_manager.groups import plan_groups
+from block_manager.hashing import BlockHashes
+from block_manager.manager import BlockManager
+
+
+@pytest.fixture
+def blocks() -> BlockManager:
+    """alice holds 3 + 2 blocks, bob shares two of them, carol is gone and her blocks are cached."""
+    manager = BlockManager(plan_groups([None, 32]), 32, 16)
+    for name, first in (("carol", 500), ("alice", 0), ("bob", 0)):
+        hashes = BlockHashes(16)
+        hashes.extend(list(range(first, first + 48)))
+        assert manager.admit(name, manager.match_prefix(hashes, 48), 48)
+        manager.commit(name, 48, hashes)
+    manager.free("carol")
+    assert manager.audit() == []
+    return manager
+
+
+def held(blocks: BlockManager, name: str, index: int = -1, group: int = 0) -> KVBlock:
+    block = blocks._tables[name][group].blocks[index]
+    assert block is not None
+    return block
+
+
+def cached(blocks: BlockManager) -> KVBlock:
+    return next(iter(blocks.pool._evictable))
+
+
+def leak_a_free_page(blocks: BlockManager) -> str:
+    page = blocks.pool._free_pages.pop()
+    return f"page {page} is nowhere"
+
+
+def free_a_page_twice(blocks: BlockManager) -> str:
+    page = blocks.pool._free_pages[0]
+    blocks.pool._free_pages.append(page)
+    return f"page {page} is in the free list and in the free list"
+
+
+def free_a_held_page(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "alice").pages
+    blocks.pool._free_pages.append(page)
+    return f"page {page} is in the free list and in the table of alice/full"
+
+
+def free_a_cached_page(blocks: BlockManager) -> str:
+    (page,) = cached(blocks).pages
+    blocks.pool._free_pages.append(page)
+    return f"page {page} is in the free list and in cached"
+
+
+def give_a_page_to_two_sequences(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "alice").pages
+    held(blocks, "bob").pages = (page,)
+    blocks._tables["bob"][0].pages[-1] = (page,)
+    return f"page {page} is in the table of alice/full and in the table of bob/full"
+
+
+def invent_a_page(blocks: BlockManager) -> str:
+    blocks.pool._free_pages.append(33)
+    return "page 33 in the free list does not exist"
+
+
+def hand_out_the_null_page(blocks: BlockManager) -> str:
+    blocks.pool._free_pages.append(0)
+    return "page 0 in the free list does not exist"
+
+
+def forget_a_holder(blocks: BlockManager) -> str:
+    held(blocks, "alice", 0).ref_count = 1
+    return "is held by alice/full, bob/full: 2 tables"
+
+
+def count_a_holder_too_many(blocks: BlockManager) -> str:
+    held(blocks, "bob").ref_count += 1
+    return "is held by bob/full: 1 tables"
+
+
+def lose_a_table(blocks: BlockManager) -> str:
+    block = held(blocks, "alice")
+    blocks._tables.pop("alice")
+    return f"{block} counts holders, but no table points at it"
+
+
+def keep_a_hash_of_a_freed_page(blocks: BlockManager) -> str:
+    block = cached(blocks)
+    blocks.pool._evictable.remove(block)
+    blocks.pool.cached_pages[block.group] -= 1
+    blocks.pool._free_pages.extend(block.pages)
+    return f"{block} is registered, but neither cached nor in a table"
+
+
+def keep_a_hash_of_a_page_now_used_for_other_tokens(blocks: BlockManager) -> str:
+    block = held(blocks, "alice", 0)
+    assert block.block_hash is not None
+    block.block_hash = bytes(32)
+    return "is registered under another hash or group"
+
+
+def lose_the_registration_of_a_cached_block(blocks: BlockManager) -> str:
+    block = cached(blocks)
+    assert block.block_hash is not None
+    del blocks.pool._by_hash[block.group][block.block_hash]
+    return f"cached {block} cannot be found by its hash"
+
+
+def lose_the_registration_of_a_held_block(blocks: BlockManager) -> str:
+    block = held(blocks, "alice", 0)
+    assert block.block_hash is not None
+    del blocks.pool._by_hash[block.group][block.block_hash]
+    return f"{block} of alice/full cannot be found by its hash"
+
+
+def queue_a_held_block_for_eviction(blocks: BlockManager) -> str:
+    block = held(blocks, "alice")
+    blocks.pool._evictable.append(block)
+    return f"{block} is in the free queue"
+
+
+def queue_a_block_without_hash(blocks: BlockManager) -> str:
+    block = cached(blocks)
+    block.block_hash = None
+    return f"{block} is in the free queue"
+
+
+def miscount_held_pages(blocks: BlockManager) -> str:
+    blocks.pool.held_pages[1] += 1
+    return "kept"
+
+
+def show_the_kernels_another_page(blocks: BlockManager) -> str:
+    blocks._tables["bob"][1].pages[2] = (31,)
+    return "bob/sliding_32 block 2 shows pages (31,)"
+
+
+def forget_where_the_window_starts(blocks: BlockManager) -> str:
+    blocks._tables["alice"][1].first_held = 0
+    return "alice/sliding_32 block 0 is None, but the first held is 0"
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        leak_a_free_page,
+        free_a_page_twice,
+        free_a_held_page,
+        free_a_cached_page,
+        give_a_page_to_two_sequences,
+        invent_a_page,
+        hand_out_the_null_page,
+        forget_a_holder,
+        count_a_holder_too_many,
+        lose_a_table,
+        keep_a_hash_of_a_freed_page,
+        keep_a_hash_of_a_page_now_used_for_other_tokens,
+        lose_the_registration_of_a_cached_block,
+        lose_the_registration_of_a_held_block,
+        queue_a_held_block_for_eviction,
+        queue_a_block_without_hash,
+        miscount_held_pages,
+        show_the_kernels_another_page,
+        forget_where_the_window_starts,
+    ],
+)
+def test_the_audit_names(blocks: BlockManager, corrupt: Callable[[BlockManager], str]) -> None:
+    wanted = corrupt(blocks)
+    problems = blocks.audit()
+    assert any(wanted in problem for problem in problems), problems
