@@ -120,10 +120,11 @@ class BlockManager:
         pages = 0
         for group, blocks in zip(self.groups, match.blocks, strict=True):
             first = group.first_needed_block(match.num_tokens, self.block_size)
-            most = group.max_blocks(num_tokens, chunk, self.block_size)
-            total = min(most, -(-num_tokens // self.block_size) - first)
             shared = sum(1 for block in blocks.values() if block.ref_count)
-            pages += (total - shared) * group.pages_per_block
+            to_take = -(-num_tokens // self.block_size) - first - shared
+            # shared blocks slide out of a window too, so they do not lessen the most it holds later
+            most = group.max_blocks(num_tokens, chunk, self.block_size)
+            pages += min(to_take, most) * group.pages_per_block
         return pages
 
     def pages_to_reach(self, sequence_id: str, num_tokens: int) -> int:
