@@ -45,7 +45,7 @@ def byte_level_metadata() -> dict[str, object]:
     tokens = list(BYTE_LEVEL_ALPHABET)
     merges = ["h e", "l l", "he ll", "hell o", "\u0120 hello", "1 2", "12 3", "\u0120 \u0120", "! !"]
     tokens += [merge.replace(" ", "") for merge in merges]
-    tokens += ["<|end|>", "<tool name>"]
+    tokens += ["<|end|>", "<naïf>"]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",

@@ -27,7 +27,7 @@ def byte_level_backend() -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<bos>", special=True), AddedToken("<eos>", special=True)])
-    backend.add_tokens([AddedToken("<tool name>", normalized=False)])
+    backend.add_tokens([AddedToken("<naïf>", normalized=False)])
     return backend
 
 
@@ -49,7 +49,7 @@ def sentencepiece_backend() -> tokenizers.Tokenizer:
     return backend
 
 
-TEXTS = ["he he", " he", "  he", "👋🏽 漢 ď", "\n\n1. Alice has 20", "", "<tool name>he", "\x00\x7f"]
+TEXTS = ["he he", " he", "  he", "👋🏽 漢 ď", "\n\n1. Alice has 20", "", "<naïf>he", "\x00\x7f"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
