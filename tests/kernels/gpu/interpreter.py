@@ -1,0 +1,83 @@
+"""Make Triton's interpreter right about bfloat16, or loud where it is not.
+
+The interpreter keeps bfloat16 as raw 16-bit integers. Loads, stores and widening to float32 are right; rounding to
+bfloat16 truncates, ``tl.dot`` multiplies the bits, and so does all arithmetic. Here conversions and dots get the values
+of a GPU, and any other arithmetic on bfloat16 raises: a kernel should widen to float32 first, on a GPU too.
+
+Triton 3.6 also turns a loaded scalar, an array of one element, into a loop bound in a way that numpy 2.4 refuses.
+
+Import after ``TRITON_INTERPRET=1`` is in the environment; ``install()`` patches the interpreter of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, ReduceScanOpInterface, TensorHandle
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    """Bfloat16 bits (uint16) as float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: np.ndarray) -> np.ndarray:
+    """Float32 rounded to bfloat16 bits (uint16): to nearest, ties to even."""
+    flat = torch.from_numpy(np.array(values, dtype=np.float32).reshape(-1))
+    return flat.to(torch.bfloat16).view(torch.uint16).numpy().reshape(values.shape)
+
+
+def refuse(*handles: Any) -> None:
+    if any(isinstance(handle, TensorHandle) and handle.dtype.scalar == tl.bfloat16 for handle in handles):
+        raise TypeError("arithmetic on bfloat16 in a kernel: widen to float32 first")
+
+
+def install() -> None:
+    convert_float = interpreter._convert_float
+    create_dot = InterpreterBuilder.create_dot
+    binary_op = InterpreterBuilder.binary_op
+    unary_op = InterpreterBuilder.unary_op
+    create_fma = InterpreterBuilder.create_fma
+    apply = ReduceScanOpInterface.apply
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return widen(data)
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return narrow(data)
+        return convert_float(data, source, target, rounding)
+
+    def operand(handle: TensorHandle) -> TensorHandle:
+        return TensorHandle(widen(handle.data), tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle
+
+    def dot(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
+        return create_dot(self, operand(a), operand(b), *rest)
+
+    def refusing(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(self: Any, *args: Any) -> Any:
+            refuse(*args)
+            return operation(self, *args)
+
+        return guarded
+
+    def reduce(self: ReduceScanOpInterface, values: Any) -> Any:
+        refuse(*(value.handle for value in (values if isinstance(values, tuple) else (values,))))
+        return apply(self, values)
+
+    def patch_tensor_with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._convert_float = convert
+    interpreter._patch_lang_tensor = patch_tensor_with_index
+    InterpreterBuilder.create_dot = dot
+    InterpreterBuilder.binary_op = refusing(binary_op)
+    InterpreterBuilder.unary_op = refusing(unary_op)
+    InterpreterBuilder.create_fma = refusing(create_fma)
+    ReduceScanOpInterface.apply = reduce

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.gpu.backend import TritonBackend
+
+BACKEND: AttentionBackend = TritonBackend()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "query_lens", [[1, 1, 1], [6, 1, 5], [12, 17, 2], [1, 0, 3]], ids=["decodes", "mixed", "prompts", "empty row"]
+)
+def test_steps_of_every_kind_equal_the_reference(
+    query_lens: list[int], dtype: torch.dtype, make_batch: Callable
+) -> None:
+    batch = make_batch([40, 33, 17], query_lens, num_q_heads=4, num_kv_heads=2, dtype=dtype, window=24)
+    query = batch.query
+    output = BACKEND.attend(
+        query, batch.key_pages, batch.value_pages, batch.metadata, scale=batch.scale, window=24, softcap=30.0
+    )
+    assert (output.shape, output.dtype) == (query.shape, query.dtype)
+    batch.check(output, softcap=30.0)
+
+
+def test_a_decode_has_the_same_bits_beside_a_prefill_chunk(make_batch: Callable) -> None:
+    batch = make_batch([90, 40], [1, 8])
+    mixed = BACKEND.attend(batch.query, batch.key_pages, batch.value_pages, batch.metadata, scale=batch.scale)
+    only = AttentionMetadata(
+        query_start_loc=batch.metadata.query_start_loc[:2],
+        seq_lens=batch.metadata.seq_lens[:1],
+        block_table=batch.metadata.block_table[:1],
+        slot_mapping=batch.metadata.slot_mapping,
+        max_query_len=1,
+        max_seq_len=90,
+    )
+    alone = BACKEND.attend(batch.query[:1], batch.key_pages, batch.value_pages, only, scale=batch.scale)
+    assert torch.equal(mixed[:1], alone)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_g10_a_sequence_grown_token_by_token_matches_dense_attention(window: int | None, device: torch.device) -> None:
+    """Store and attend, first a chunk, then one token a step, across pages; behind a window pages are given up."""
+    length, chunk, block_size = 38, 14, 16
+    query, key, value = torch.randn(3, length, 1, 64, generator=torch.Generator().manual_seed(0))
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    mask = (distance >= 0) & (distance < (window or length))
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        *(tensor.double().transpose(0, 1) for tensor in (query, key, value)), attn_mask=mask
+    ).transpose(0, 1)
+
+    pages = torch.full((2, 5, 1, block_size, 64), float("nan"), device=device)
+    block_table = torch.tensor([[3, 1, 4]], dtype=torch.int32)
+    steps = [(0, chunk), *((position, position + 1) for position in range(chunk, length))]
+    for start, end in steps:
+        slots = [int(block_table[0, p // block_size]) * block_size + p % block_size for p in range(start, end)]
+        metadata = AttentionMetadata(
+            query_start_loc=torch.tensor([0, end - start], dtype=torch.int32, device=device),
+            seq_lens=torch.tensor([end], dtype=torch.int32, device=device),
+            block_table=block_table.to(device),
+            slot_mapping=torch.tensor(slots, device=device),
+            max_query_len=end - start,
+            max_seq_len=end,
+        )
+        new = slice(start, end)
+        BACKEND.store_kv(key[new].to(device), value[new].to(device), pages[0], pages[1], metadata.slot_mapping)
+        output = BACKEND.attend(query[new].to(device), pages[0], pages[1], metadata, scale=64**-0.5, window=window)
+        torch.testing.assert_close(output.cpu().double(), dense[new], rtol=0, atol=5e-6)
+        if window is not None:  # the next row sees positions from end - window + 1 on
+            for column in range((end - window + 1) // block_size):
+                pages[:, block_table[0, column]] = float("nan")
+                block_table[0, column] = 0
+
+
+def test_a_batch_may_be_a_view_into_larger_tables(make_batch: Callable) -> None:
+    batch = make_batch([30, 40, 20])
+    metadata = batch.metadata
+    table = torch.full((5, 7), 10**6, dtype=torch.int32, device=batch.query.device)
+    table[:3, : metadata.block_table.shape[1]] = metadata.block_table
+    moved = replace(metadata, block_table=table[:3])
+    arguments = (batch.query, batch.key_pages, batch.value_pages)
+    batch.check(BACKEND.attend(*arguments, moved, scale=batch.scale))
