@@ -1,0 +1,284 @@
+"""An app over an engine that follows a script: real tokenizer, real arithmetic of what fits, no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from starlette.types import Message
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.messages import EngineReady, EngineRequest, EngineStats, GroupUsage, RequestDelta
+from scheduler.request import FinishReason
+from server.app import create_app
+from server.state import ServerState
+from server.text.chat_template import ChatTemplate
+from server.text.token_spelling import BYTE_LEVEL_ALPHABET
+from server.text.tokenizer import Tokenizer
+
+MODEL = "org/tiny"
+END = 256  # the EOS token, after one token for each byte
+VOCAB_SIZE = 260
+CONTEXT = 512
+NUM_PAGES = 20  # of 16 tokens, so 319 or so tokens of one sequence
+
+Step = RequestDelta | Exception | asyncio.Event | Callable[[], object]
+
+
+def make_stats(**changes: Any) -> EngineStats:
+    fields: dict[str, Any] = {
+        "pages_total": NUM_PAGES,
+        "pages_free": NUM_PAGES,
+        "page_bytes": 1024,
+        "groups": [GroupUsage(name="full", cached=0, held=0, bytes_held=0)],
+        "running": 0,
+        "waiting": 0,
+        "preemptions": 0,
+        "prompt_tokens": 0,
+        "cached_prompt_tokens": 0,
+        "recomputed_tokens": 0,
+        "generation_tokens": 0,
+        "steps": 0,
+        "step_seconds": 0.0,
+        "audit_failures": 0,
+    }
+    return EngineStats(**(fields | changes))
+
+
+def make_ready(**changes: Any) -> EngineReady:
+    fields: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 2,
+        "attention_backend": "scripted",
+        "weight_bytes": 4_000_000_000,
+        "kv_bytes": NUM_PAGES * 1024,
+        "num_pages": NUM_PAGES,
+        "page_bytes": 1024,
+        "block_size": 16,
+        "max_model_len": CONTEXT,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "vocab_size": VOCAB_SIZE,
+        "layer_windows": [None],
+        "eos_token_ids": [END],
+        "stage_seconds": {"weights": 1.5},
+        "warnings": [],
+        "stats": make_stats(),
+    }
+    return EngineReady(**(fields | changes))
+
+
+class ScriptedEngine(EngineClient):
+    """EngineClient without a process: each request takes the next script, and what happened to it is kept.
+
+    A step of a script is a delta to yield, an exception to raise, an event to wait for, or a function to call. Without
+    a script a request gets "abc" again and again up to its max_tokens.
+    """
+
+    make_ready = staticmethod(make_ready)
+    make_stats = staticmethod(make_stats)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(EngineConfig(model="tiny"))
+        self._become_ready(make_ready())
+        self.tokenizer = tokenizer
+        self.scripts: list[list[Step]] = []
+        self.requests: list[EngineRequest] = []
+        self.aborted: list[str] = []
+        self.silence = 0.0
+
+    @property
+    def silent_seconds(self) -> float:
+        return self.silence
+
+    def answer(
+        self, text: str, finish: FinishReason | None = FinishReason.LENGTH, *, per_delta: int = 1, cached: int = 0
+    ) -> list[Step]:
+        """Queue and return the script of an answer, some tokens (bytes) at a time, then EOS if it ends by stop."""
+        ids = self.tokenizer.encode(text) + ([END] if finish is FinishReason.STOP else [])
+        cuts = [ids[start : start + per_delta] for start in range(0, len(ids), per_delta)]
+        script: list[Step] = [
+            RequestDelta(
+                request_id="",
+                token_ids=cut,
+                num_cached_tokens=cached,
+                finish_reason=finish if number == len(cuts) else None,
+            )
+            for number, cut in enumerate(cuts, 1)
+        ]
+        self.scripts.append(script)
+        return script
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
+        self._serving()
+        self.requests.append(request)
+        if not self.scripts:
+            self.answer(("abc" * request.sampling.max_tokens)[: request.sampling.max_tokens])
+        script = self.scripts.pop(0)
+        self._collectors[request.request_id] = None  # type: ignore[assignment]
+        over = False
+        try:
+            for step in script:
+                await asyncio.sleep(0)
+                if isinstance(step, Exception):
+                    over = True
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, RequestDelta):
+                    over = step.finish_reason is not None
+                    yield step
+                else:
+                    step()
+        finally:
+            del self._collectors[request.request_id]
+            if not over:
+                self.aborted.append(request.request_id)
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Tokenizer:
+    """One token for each byte, and one control token that ends a text."""
+    tokens = [*BYTE_LEVEL_ALPHABET, "<|end|>"]
+    return Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [1] * 256 + [3],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": END,
+        }
+    )
+
+
+@pytest.fixture
+def engine(byte_tokenizer: Tokenizer) -> ScriptedEngine:
+    return ScriptedEngine(byte_tokenizer)
+
+
+@pytest.fixture
+def state(engine: ScriptedEngine, byte_tokenizer: Tokenizer) -> ServerState:
+    return ServerState(
+        engine,
+        MODEL,
+        tokenizer=byte_tokenizer,
+        chat_template=ChatTemplate(
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]", stops=("[user]",)
+        ),
+        max_request_bytes=20_000,
+    )
+
+
+@pytest.fixture
+def app(state: ServerState) -> FastAPI:
+    return create_app(state)
+
+
+class Api:
+    """Requests to the app, and what its answers must always look like."""
+
+    def __init__(self, app: FastAPI, state: ServerState) -> None:
+        self.app = app
+        self.model = MODEL
+        self.state = state
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://octavo")
+
+    async def completion(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": MODEL, "prompt": "hi"} | fields)
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "hi"}]
+        return await self.http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages} | fields)
+
+    async def metric(self, sample: str) -> float:
+        """The value of one line of /metrics."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        [value] = [line.removeprefix(sample + " ") for line in lines if line.startswith(sample + " ")]
+        return float(value)
+
+    async def outcomes(self) -> dict[str, int]:
+        """Requests ended, by outcome; outcomes without any left out."""
+        counts = {name: int(await self.metric(f'octavo_requests_total{{outcome="{name}"}}')) for name in FinishReason}
+        return {str(name): count for name, count in counts.items() if count}
+
+    async def raw(self, path: str, body: bytes, leave: asyncio.Event) -> AsyncIterator[Message]:
+        """The ASGI messages that answer a POST whose client leaves when ``leave`` is set."""
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if incoming:
+                return incoming.pop(0)
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            scope = {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": "1.1",
+                "method": "POST",
+                "path": path,
+                "raw_path": path.encode(),
+                "root_path": "",
+                "scheme": "http",
+                "query_string": b"",
+                "headers": [],
+                "client": ("test", 1),
+                "server": ("octavo", 80),
+            }
+            try:
+                await self.app(scope, receive, sent.put)
+            finally:
+                await sent.put(None)
+
+        running = asyncio.create_task(run())
+        while (message := await sent.get()) is not None:
+            yield message
+        await running
+
+    @staticmethod
+    def events(text: str) -> list[Any]:
+        """The decoded events of a stream, whose last is the string "[DONE]"."""
+        frames = text.removesuffix("\n\n").split("\n\n")
+        payloads = [frame.removeprefix("data: ") for frame in frames]
+        assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+        assert payloads[-1] == "[DONE]"
+        return [orjson.loads(payload) for payload in payloads[:-1]] + ["[DONE]"]
+
+    @staticmethod
+    def assert_error(response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:
+        """Check that ``response`` is an error object and nothing else; its message."""
+        assert response.status_code == status, response.text
+        assert response.headers["content-type"] == "application/json"
+        body = response.json()
+        assert body.keys() == {"error"}
+        error = body["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+        assert (error["param"], error["code"]) == (param, code)
+        message = error["message"]
+        assert isinstance(message, str)
+        assert message
+        return message
+
+    @staticmethod
+    def joined(chunks: Iterable[Any], index: int = 0) -> str:
+        """The text of one choice of a streamed completion."""
+        return "".join(c["text"] for chunk in chunks if chunk != "[DONE]" for c in chunk["choices"] if c["index"] == index)
+
+
+@pytest.fixture
+async def api(app: FastAPI, state: ServerState) -> AsyncIterator[Api]:
+    api = Api(app, state)
+    yield api
+    await api.http.aclose()

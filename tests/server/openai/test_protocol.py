@@ -1,0 +1,172 @@
+"""What the API refuses, by name, before anything reaches the engine. Ids like A07 name cases known from other servers."""
+
+from __future__ import annotations
+
+import pytest
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b"[]", b"true", b"null", b"123", b'"x"'])
+async def test_a07_a_body_that_is_no_object_is_refused(api, engine, path, body) -> None:
+    api.assert_error(await api.http.post(path, content=body), 400)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": }', b"\xff\xfe", b'{"model":"\\ud800"}', b"[" * 5000])
+async def test_malformed_json_is_refused(api, engine, path, body) -> None:
+    api.assert_error(await api.http.post(path, content=body), 400, code="invalid_json")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_a25_numbers_that_are_not_finite_are_refused(api, engine, field, literal) -> None:
+    body = f'{{"model":"{api.model}","prompt":"hi","{field}":{literal}}}'
+    api.assert_error(await api.http.post("/v1/completions", content=body), 400, code="invalid_json")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("max_tokens", value) for value in (0, -1, 1.5, "8", True, 2**31, 2**63, 2**70, [])),
+        *(("temperature", value) for value in (-0.1, 2.1, "1", True, [])),
+        *(("top_p", value) for value in (0, -1, 1.1, "1", True)),
+        *(("top_k", value) for value in (-2, 1.5, "5", True, 2**40)),
+        *(("min_p", value) for value in (-0.1, 1.1, "0", False)),
+        *(("seed", value) for value in (1.5, "5", True, 2**63, -(2**63) - 1)),
+        *(("ignore_eos", value) for value in (1, "true")),
+        *(("stream", value) for value in (1, "true")),
+        *(("user", value) for value in (5, ["me"])),
+        *(("stop_token_ids", value) for value in (5, "5", [1] * 257)),
+        ("stop_token_ids", {}),
+        ("model", 5),
+        ("model", ""),
+        ("model", None),
+    ],
+)
+async def test_a20_a_value_of_the_wrong_type_or_size_is_refused_by_name(api, engine, field, value) -> None:
+    api.assert_error(await api.completion(**{field: value}), 400, param=field)
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "5", True, None])
+async def test_a20_a_wrong_stop_token_is_refused_by_its_place(api, engine, value) -> None:
+    api.assert_error(await api.completion(stop_token_ids=[5, value]), 400, param="stop_token_ids[1]")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"seed": 2**63 - 1}, {"seed": -(2**63)}, {"temperature": 2}, {"top_p": 1}, {"min_p": 1}, {"top_k": 0}]
+)
+async def test_values_at_the_limits_are_taken(api, fields) -> None:
+    assert (await api.completion(**fields)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("n", value) for value in (0, 2, 100000, "1", True)),
+        ("best_of", 3),
+        ("echo", True),
+        ("suffix", "end"),
+        *(("logprobs", value) for value in (0, 1, 21, -1, True)),
+        ("prompt_logprobs", 1),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {"5": -100}),
+        ("min_tokens", 2),
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"regex": "a"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a16_a21_a26_what_is_not_supported_in_completions_is_refused_by_name(
+    api, engine, field, value, stream
+) -> None:
+    response = await api.completion(**{field: value, "stream": stream})
+    message = api.assert_error(response, 400, param=field, code="unsupported_parameter")
+    assert message == f"unsupported parameter: {field}"
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", True),
+        ("top_logprobs", 21),
+        ("presence_penalty", 1),
+        ("logit_bias", {"5": 1}),
+        ("tools", "x"),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "sound"}),
+        ("structured_outputs", 3),
+        ("store", True),
+        ("modalities", ["text", "audio"]),
+        ("reasoning_effort", "high"),
+        ("web_search_options", {}),
+    ],
+)
+async def test_a08_a26_what_is_not_supported_in_chat_is_refused_by_name(api, engine, field, value) -> None:
+    api.assert_error(await api.chat(**{field: value}), 400, param=field, code="unsupported_parameter")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_field_nobody_knows_is_refused_by_name(api, engine, path) -> None:
+    response = await api.http.post(path, json={"model": api.model, "prompt": "x", "messages": [], "temprature": 1})
+    # chat does not know "prompt", nor completions "messages"; the first of them is named
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in {"prompt", "messages", "temprature"}
+    api.assert_error(await api.completion(temprature=1), 400, param="temprature", code="unknown_parameter")
+    api.assert_error(await api.chat(temprature=1), 400, param="temprature", code="unknown_parameter")
+    assert engine.requests == []
+
+
+async def test_fields_that_ask_for_nothing_pass_in_completions(api) -> None:
+    response = await api.completion(
+        n=1, best_of=1, echo=False, logprobs=None, suffix=None, presence_penalty=0, frequency_penalty=0.0, logit_bias=None,
+        user="me", stop=None, stream=False, stream_options=None, seed=None, response_format={"type": "text"},
+    )  # fmt: skip
+    assert response.status_code == 200
+
+
+async def test_fields_that_ask_for_nothing_pass_in_chat(api) -> None:
+    response = await api.chat(
+        n=1, logprobs=False, top_logprobs=None, presence_penalty=0, frequency_penalty=0, logit_bias={}, tools=[],
+        tool_choice="auto", parallel_tool_calls=True, response_format={"type": "text"}, store=False, metadata=None,
+        modalities=["text"], service_tier="auto", user="me", safety_identifier="x", prompt_cache_key="y",
+    )  # fmt: skip
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [None, False])
+async def test_stream_options_without_a_stream_are_refused(api, stream) -> None:
+    response = await api.completion(stream=stream, stream_options={"include_usage": True})
+    api.assert_error(response, 400, param="stream_options")
+
+
+async def test_a_missing_field_is_named(api) -> None:
+    response = await api.http.post("/v1/completions", json={"model": api.model})
+    api.assert_error(response, 400, param="prompt", code="missing_parameter")
+
+
+@pytest.mark.parametrize("request_name", ["completion", "chat"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a12_an_unknown_model_is_a_404(api, engine, request_name, stream) -> None:
+    response = await getattr(api, request_name)(model="does-not-exist", stream=stream)
+    message = api.assert_error(response, 404, param="model", code="model_not_found")
+    assert "does-not-exist" in message
+    assert engine.requests == []
+
+
+async def test_an_error_about_a_long_field_name_stays_short(api) -> None:
+    response = await api.completion(**{"x" * 5000: 1})
+    assert response.status_code == 400
+    assert len(response.text) < 500

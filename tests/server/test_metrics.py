@@ -1,0 +1,153 @@
+"""What /metrics says. Ids like I07 name cases known from other servers."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.client import EngineState
+from engine.messages import GroupUsage
+from scheduler.request import FinishReason
+from server.metrics import EngineCounters
+
+
+async def test_i07_every_series_is_there_before_the_first_request_and_0(api, engine) -> None:
+    engine.ready = engine.stats = None
+    engine.state = EngineState.STARTING
+    text = (await api.http.get("/metrics")).text
+    samples = {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+    assert set(samples.values()) == {0.0}
+    names = {name for name, _ in samples}
+    assert all(name.startswith("octavo_") for name in names)
+    assert {
+        "octavo_kv_pages",
+        "octavo_kv_pages_capacity",
+        "octavo_kv_capacity_bytes",
+        "octavo_kv_used_bytes",
+        "octavo_kv_usage_ratio",
+        "octavo_engine_up",
+        "octavo_requests_running",
+        "octavo_requests_waiting",
+        "octavo_requests_in_flight",
+        "octavo_preemptions_total",
+        "octavo_prompt_tokens_total",
+        "octavo_cached_prompt_tokens_total",
+        "octavo_recomputed_tokens_total",
+        "octavo_generation_tokens_total",
+        "octavo_steps_total",
+        "octavo_time_to_first_token_seconds_bucket",
+        "octavo_inter_token_latency_seconds_bucket",
+        "octavo_e2e_request_latency_seconds_bucket",
+    } <= names
+    assert {labels for name, labels in samples if name == "octavo_requests_total"} == {
+        ("stop",),
+        ("length",),
+        ("abort",),
+        ("error",),
+    }
+
+
+async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) -> None:
+    engine.stats = engine.make_stats(
+        pages_free=5,
+        groups=[
+            GroupUsage(name="full", cached=2, held=7, bytes_held=7168),
+            GroupUsage(name="sliding", cached=3, held=3, bytes_held=3072),
+        ],
+        running=2,
+        waiting=4,
+    )
+    pages = {
+        '{group="pool",state="free"}': 5,
+        '{group="full",state="cached"}': 2,
+        '{group="full",state="held"}': 7,
+        '{group="sliding",state="cached"}': 3,
+        '{group="sliding",state="held"}': 3,
+    }
+    for labels, value in pages.items():
+        assert await api.metric(f"octavo_kv_pages{labels}") == value
+    assert await api.metric("octavo_kv_pages_capacity") == sum(pages.values()) == 20
+    assert await api.metric("octavo_kv_capacity_bytes") == 20 * 1024
+    assert await api.metric("octavo_kv_used_bytes") == 10 * 1024
+    assert await api.metric("octavo_kv_usage_ratio") == 0.5
+    assert await api.metric("octavo_requests_running") == 2
+    assert await api.metric("octavo_requests_waiting") == 4
+    assert await api.metric("octavo_engine_up") == 1
+
+
+async def test_latencies_are_observed_once_per_token_and_request(api, engine) -> None:
+    engine.answer("abcde")
+    await api.completion()
+    engine.answer("fg", FinishReason.STOP)
+    await api.completion(stream=True)
+    assert await api.metric("octavo_time_to_first_token_seconds_count") == 2
+    assert await api.metric("octavo_inter_token_latency_seconds_count") == 4 + 2  # the second's EOS is a token too
+    assert await api.metric("octavo_e2e_request_latency_seconds_count") == 2
+    assert await api.outcomes() == {"length": 1, "stop": 1}
+
+
+async def test_merged_deltas_count_one_interval_per_token(api, engine) -> None:
+    engine.answer("abcdefg", per_delta=3)
+    await api.completion()
+    assert await api.metric("octavo_inter_token_latency_seconds_count") == 4  # of the first delta's three, only one is timed
+
+
+async def test_refused_requests_have_no_outcome(api) -> None:
+    await api.completion(model="other")
+    await api.completion(prompt="x" * 600)
+    await api.completion(max_tokens=-1)
+    assert await api.outcomes() == {}
+
+
+async def test_counters_go_on_when_a_new_engine_process_starts_at_0(api, engine) -> None:
+    engine.stats = engine.make_stats(generation_tokens=100, steps=60)
+    assert await api.metric("octavo_generation_tokens_total") == 100
+    ready = engine.make_ready()
+    engine.ready, engine.stats = ready, ready.stats
+    assert await api.metric("octavo_generation_tokens_total") == 100
+    engine.stats = engine.make_stats(generation_tokens=200, steps=70)  # more than the one before it had
+    assert await api.metric("octavo_generation_tokens_total") == 300
+    assert await api.metric("octavo_steps_total") == 130
+
+
+async def test_what_an_engine_did_before_it_died_is_counted_without_a_scrape_between(api, engine) -> None:
+    engine.answer("abc").insert(-1, lambda: setattr(engine, "stats", engine.make_stats(generation_tokens=50)))
+    await api.completion()
+    ready = engine.make_ready()
+    engine.ready, engine.stats = ready, engine.make_stats(generation_tokens=7)
+    assert await api.metric("octavo_generation_tokens_total") == 57
+
+
+def test_counters_keep_what_they_saw_while_the_engine_is_down(engine) -> None:
+    counters = EngineCounters()
+    counters.update(engine.ready, engine.make_stats(preemptions=3))
+    counters.update(None, None)
+    assert counters.total("preemptions") == 3
+
+
+async def test_i08_nothing_of_a_request_shows_in_the_metrics(api, engine) -> None:
+    engine.answer("answersecret")
+    await api.completion(prompt="promptsecret", user="usersecret", stop=["stopsecret"], max_tokens=12)
+    await api.chat(model="modelsecret")
+    assert "secret" not in (await api.http.get("/metrics")).text
+
+
+async def test_i08_nothing_of_a_request_shows_in_the_log_even_when_it_fails(api, engine, caplog) -> None:
+    caplog.set_level("DEBUG", logger="octavo")
+    engine.answer("answersecret", None).append(RuntimeError("a bug"))
+    await api.completion(prompt="promptsecret", user="usersecret", stream=True)
+    assert "a bug" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_two_servers_count_apart(api, engine, byte_tokenizer) -> None:
+    from server.state import ServerState
+
+    other = ServerState(engine, "other", tokenizer=byte_tokenizer)
+    await api.completion()
+    assert await api.outcomes() == {"length": 1}
+    assert b'octavo_requests_total{outcome="length"} 0.0' in other.metrics.render()
