@@ -1,0 +1,273 @@
+// C interface of the CPU kernels: checks the layout, cuts a call into work items, runs them on OpenMP threads.
+//
+// Work is cut by absolute position and merged in a fixed order, so that neither the cut nor the threads change a result
+// (see paged_attention.h). Every function returns a Status; none throws or keeps anything but its threads' scratch.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "paged_attention.h"
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace octavo {
+namespace {
+
+enum Status : int { ok = 0, bad_layout = 1, bad_block = 2, bad_slot = 3, out_of_memory = 4, bad_variant = 5 };
+
+constexpr int64_t kSerialWork = 1 << 15;  // below this many elements read, waking threads costs more than it saves
+constexpr int kItemsPerThread = 4;
+
+const KernelTable* const* variants() {
+  static const KernelTable* const table[] = {
+      &kernels_portable,
+#ifdef OCTAVO_X86
+      &kernels_avx2,
+      &kernels_avx512,
+#endif
+  };
+  return table;
+}
+
+bool supported(int variant) {
+  if (variant == 0) return true;
+#ifdef OCTAVO_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (variant == 1) return avx2;
+  if (variant == 2) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#endif
+  return false;
+}
+
+// One thread's scratch, kept for its next call.
+class ThreadScratch {
+ public:
+  ~ThreadScratch() { std::free(data_); }
+
+  float* reserve(int64_t floats) {
+    if (floats > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64));
+      if (data_ != nullptr) size_ = floats;
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+thread_local ThreadScratch thread_scratch;
+
+struct Item {
+  int unit;
+  int split_begin;
+  int split_end;
+  int64_t cost;
+};
+
+int64_t cost_per_key(const AttendCall& call, const Unit& unit) {
+  return (unit.num_rows * call.group() + 8) * static_cast<int64_t>(call.head_dim);  // 8: reading it costs about as much
+}
+
+// Checks one sequence's layout and appends its units.
+Status add_units(const AttendCall& call, int sequence, std::vector<Unit>& units) {
+  const int first_token = call.query_start_loc[sequence];
+  const int num_rows = call.query_start_loc[sequence + 1] - first_token;
+  const int seq_len = call.seq_lens[sequence];
+  if (num_rows == 0) return ok;
+  if (num_rows < 0 || first_token < 0 || first_token + num_rows > call.num_tokens || seq_len < num_rows ||
+      (static_cast<int64_t>(seq_len) + call.block_size - 1) / call.block_size > call.max_blocks) {
+    return bad_layout;
+  }
+  const auto first_visible = [&call](int position) {
+    return call.window > 0 ? std::max(0, position - call.window + 1) : 0;
+  };
+  const int32_t* table = call.block_table + sequence * call.block_table_stride;
+  for (int block = first_visible(seq_len - num_rows) / call.block_size; block <= (seq_len - 1) / call.block_size; ++block) {
+    if (table[block] < 0 || table[block] >= call.num_pages) return bad_block;
+  }
+  const int rows_per_unit = std::max(1, kUnitRows / call.group());
+  for (int row = 0; row < num_rows; row += rows_per_unit) {
+    const int rows = std::min(rows_per_unit, num_rows - row);
+    const int position = seq_len - num_rows + row;
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+      units.push_back({sequence, head, first_token + row, rows, position, first_visible(position), position + rows, nullptr});
+    }
+  }
+  return ok;
+}
+
+// Cuts long units at split borders until every thread has a few items, longest first.
+std::vector<Item> cut(const AttendCall& call, const std::vector<Unit>& units, int num_threads) {
+  int64_t total = 0;
+  for (const Unit& unit : units) total += (unit.kv_end - unit.kv_begin) * cost_per_key(call, unit);
+  const int64_t target = num_threads == 1 ? total : total / (num_threads * kItemsPerThread) + 1;
+  std::vector<Item> items;
+  for (int index = 0; index < static_cast<int>(units.size()); ++index) {
+    const Unit& unit = units[index];
+    const int64_t per_key = cost_per_key(call, unit);
+    const bool whole = (unit.kv_end - unit.kv_begin) * per_key <= target;
+    const int step = whole ? unit.split_end() : static_cast<int>(std::max<int64_t>(1, target / (per_key * kSplitKeys)));
+    for (int split = unit.split_begin(); split < unit.split_end(); split += step) {
+      const int end = std::min(split + step, unit.split_end());
+      const int keys = std::min(end * kSplitKeys, unit.kv_end) - std::max(split * kSplitKeys, unit.kv_begin);
+      items.push_back({index, split, end, keys * per_key});
+    }
+  }
+  std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+  return items;
+}
+
+Status attend(const AttendCall& call, const KernelTable& kernels, int num_threads) {
+  std::vector<Unit> units;
+  for (int sequence = 0; sequence < call.num_seqs; ++sequence) {
+    const Status status = add_units(call, sequence, units);
+    if (status != ok) return status;
+  }
+  const int dim = call.padded_dim();
+  const int covered = call.num_seqs > 0 ? call.query_start_loc[call.num_seqs] : 0;
+  const int64_t row_bytes =
+      static_cast<int64_t>(call.num_q_heads) * call.head_dim * (call.query_dtype == DType::float32 ? 4 : 2);
+  std::memset(static_cast<char*>(call.output) + covered * row_bytes, 0, (call.num_tokens - covered) * row_bytes);
+
+  int64_t elements = 0;
+  int max_pairs = 0;
+  for (const Unit& unit : units) {
+    elements += static_cast<int64_t>(unit.kv_end - unit.kv_begin) * cost_per_key(call, unit) / 8;
+    max_pairs = std::max(max_pairs, unit.num_rows * call.group());
+  }
+  if (elements < kSerialWork) num_threads = 1;
+  const std::vector<Item> items = cut(call, units, num_threads);
+  const int num_items = static_cast<int>(items.size());
+
+  const std::unique_ptr<std::atomic<int>[]> unfinished(new std::atomic<int>[units.size()]());
+  for (const Item& item : items) unfinished[item.unit].fetch_add(1, std::memory_order_relaxed);
+  int64_t partial_floats_total = 0;
+  const auto floats = [&](const Unit& unit) {
+    const int64_t slot = partial_floats(unit.num_rows * call.group(), dim);
+    return (unit.split_end() - unit.split_begin()) * slot;
+  };
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (unfinished[i].load(std::memory_order_relaxed) > 1) partial_floats_total += floats(units[i]);
+  }
+  const std::unique_ptr<float[]> partials(new float[partial_floats_total]);
+  float* next = partials.get();
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (unfinished[i].load(std::memory_order_relaxed) <= 1) continue;
+    units[i].partials = next;
+    next += floats(units[i]);
+  }
+
+  const int64_t scratch_floats = kernels.scratch_floats(max_pairs, dim);
+  std::atomic<bool> exhausted{false};
+  const auto run_item = [&](const Item& item) {
+    float* scratch = thread_scratch.reserve(scratch_floats);
+    if (scratch == nullptr) {
+      exhausted = true;
+      return;
+    }
+    const Unit& unit = units[item.unit];
+    kernels.run(call, unit, item.split_begin, item.split_end, scratch);
+    if (unit.partials != nullptr && unfinished[item.unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      kernels.merge(call, unit, scratch);
+    }
+  };
+  num_threads = std::min(num_threads, num_items);
+  if (num_threads <= 1) {
+    for (const Item& item : items) run_item(item);
+  } else {
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
+    for (int i = 0; i < num_items; ++i) run_item(items[i]);
+  }
+  return exhausted ? out_of_memory : ok;
+}
+
+int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+
+}  // namespace
+}  // namespace octavo
+
+using octavo::DType;
+
+// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512).
+OCTAVO_EXPORT int octavo_best_variant() {
+  for (int variant = 2; variant > 0; --variant) {
+    if (octavo::supported(variant)) return variant;
+  }
+  return 0;
+}
+OCTAVO_EXPORT int octavo_supports_variant(int variant) { return octavo::supported(variant) ? 1 : 0; }
+
+OCTAVO_EXPORT int octavo_attend(int variant, int num_threads, const octavo::AttendCall* call) {
+  if (!octavo::supported(variant)) return octavo::bad_variant;
+  try {
+    return octavo::attend(*call, *octavo::variants()[variant], std::max(1, num_threads));
+  } catch (const std::bad_alloc&) {
+    return octavo::out_of_memory;
+  }
+}
+
+// Arguments of one store_kv call. Strides are in elements; rows of heads are contiguous.
+struct StoreCall {
+  const void* key;  // [num_tokens, num_kv_heads, head_dim]
+  const void* value;
+  int64_t key_stride;
+  int64_t value_stride;
+  DType dtype;
+  void* key_pages;
+  void* value_pages;
+  int64_t key_page_stride;
+  int64_t value_page_stride;
+  DType pages_dtype;
+  const int64_t* slot_mapping;
+  int64_t num_pages;
+  int64_t num_tokens;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t block_size;
+};
+
+OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const StoreCall* call) {
+  if (!octavo::supported(variant)) return octavo::bad_variant;
+  const octavo::KernelTable& kernels = *octavo::variants()[variant];
+  const int64_t num_slots = call->num_pages * call->block_size;
+  for (int64_t token = 0; token < call->num_tokens; ++token) {
+    if (call->slot_mapping[token] >= num_slots || call->slot_mapping[token] < -1) return octavo::bad_slot;
+  }
+  const int64_t source_size = octavo::element_size(call->dtype), target_size = octavo::element_size(call->pages_dtype);
+  const int64_t head_dim = call->head_dim;
+  const auto store = [&](const void* source, int64_t source_stride, void* pages, int64_t page_stride, int64_t token) {
+    const int64_t slot = call->slot_mapping[token];
+    const int64_t page = slot / call->block_size, offset = slot % call->block_size;
+    const char* from = static_cast<const char*>(source) + token * source_stride * source_size;
+    char* to = static_cast<char*>(pages) + (page * page_stride + offset * head_dim) * target_size;
+    for (int head = 0; head < call->num_kv_heads; ++head) {
+      if (call->dtype == call->pages_dtype) {
+        std::memcpy(to, from, head_dim * target_size);
+      } else {
+        kernels.convert(from, call->dtype, to, call->pages_dtype, head_dim);
+      }
+      from += head_dim * source_size;
+      to += call->block_size * head_dim * target_size;
+    }
+  };
+  const int64_t elements = call->num_tokens * call->num_kv_heads * head_dim;
+  if (elements < octavo::kSerialWork) num_threads = 1;
+#pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
+  for (int64_t token = 0; token < call->num_tokens; ++token) {
+    if (call->slot_mapping[token] < 0) continue;
+    store(call->key, call->key_stride, call->key_pages, call->key_page_stride, token);
+    store(call->value, call->value_stride, call->value_pages, call->value_page_stride, token);
+  }
+  return octavo::ok;
+}

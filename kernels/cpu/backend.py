@@ -1,0 +1,218 @@
+"""Attention backends for CPU tensors: the native library, and plain torch operations where it is missing.
+
+Both implement ``kernels.attention.AttentionBackend`` and keep nothing between calls. The native backend reads pages in
+place and gives every query row the same bits whatever the batch, the thread count or the chunking of its prefill. The
+torch backend gathers each sequence's visible pages anew in every call.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.attention import AttentionMetadata
+from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
+
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class NativeBackend:
+    """Paged attention in C++: float32, bfloat16 and float16 tensors and pages, in any mix.
+
+    Head rows must be contiguous; tokens and pages may be strided, so slices of a fused projection need no copy.
+    """
+
+    name = "cpu-native"
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+
+    def store_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_pages: torch.Tensor,
+        value_pages: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        num_pages, num_kv_heads, block_size, head_dim = _check_pages(key_pages, value_pages)
+        num_tokens = key.shape[0]
+        if key.shape != (num_tokens, num_kv_heads, head_dim) or value.shape != key.shape or value.dtype != key.dtype:
+            raise ValueError(
+                f"key {_describe(key)} and value {_describe(value)} must both be "
+                f"[tokens, {num_kv_heads}, {head_dim}] of one dtype, to fit pages {_describe(key_pages)}"
+            )
+        _check_integers("slot_mapping", slot_mapping, torch.int64, (num_tokens,))
+        call = StoreCall(
+            key.data_ptr(),
+            value.data_ptr(),
+            _token_stride("key", key),
+            _token_stride("value", value),
+            _dtype_code("key", key),
+            key_pages.data_ptr(),
+            value_pages.data_ptr(),
+            key_pages.stride(0),
+            value_pages.stride(0),
+            _dtype_code("key_pages", key_pages),
+            slot_mapping.data_ptr(),
+            num_pages,
+            num_tokens,
+            num_kv_heads,
+            head_dim,
+            block_size,
+        )
+        self._library.store_kv(call, torch.get_num_threads())
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_pages: torch.Tensor,
+        value_pages: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        num_pages, num_kv_heads, block_size, head_dim = _check_pages(key_pages, value_pages)
+        num_tokens, num_q_heads, query_dim = query.shape
+        if query_dim != head_dim or num_q_heads % num_kv_heads:
+            raise ValueError(f"query {_describe(query)} does not fit pages {_describe(key_pages)}")
+        if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
+            raise ValueError(f"window {window} and softcap {softcap} must be positive or None")
+        seq_lens, block_table = metadata.seq_lens, metadata.block_table
+        num_seqs, max_blocks = block_table.shape
+        _check_integers("query_start_loc", metadata.query_start_loc, torch.int32, (num_seqs + 1,))
+        _check_integers("seq_lens", seq_lens, torch.int32, (num_seqs,))
+        if block_table.dtype != torch.int32 or (max_blocks > 1 and block_table.stride(1) != 1):
+            raise ValueError(f"block_table {_describe(block_table)} must be int32 with contiguous rows")
+        output = torch.empty((num_tokens, num_q_heads, head_dim), dtype=query.dtype)
+        call = AttendCall(
+            query.data_ptr(),
+            _token_stride("query", query),
+            _dtype_code("query", query),
+            output.data_ptr(),
+            key_pages.data_ptr(),
+            value_pages.data_ptr(),
+            key_pages.stride(0),
+            value_pages.stride(0),
+            _dtype_code("key_pages", key_pages),
+            num_pages,
+            metadata.query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            block_table.data_ptr(),
+            block_table.stride(0),
+            max_blocks,
+            num_tokens,
+            num_seqs,
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            window or 0,
+            scale,
+            softcap or 0.0,
+        )
+        self._library.attend(call, torch.get_num_threads())
+        return output
+
+
+class TorchBackend:
+    """The fallback: per sequence, gather the visible pages, then matmul and softmax in float32."""
+
+    name = "cpu-torch"
+
+    def store_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_pages: torch.Tensor,
+        value_pages: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        kept = (slot_mapping >= 0).nonzero().flatten()
+        slots = slot_mapping[kept]
+        pages, offsets = slots // key_pages.shape[2], slots % key_pages.shape[2]
+        key_pages[pages, :, offsets] = key[kept].to(key_pages.dtype)
+        value_pages[pages, :, offsets] = value[kept].to(value_pages.dtype)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key_pages: torch.Tensor,
+        value_pages: torch.Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        output = torch.zeros(query.shape, dtype=query.dtype)
+        block_size = key_pages.shape[2]
+        starts = metadata.query_start_loc.tolist()
+        for sequence, seq_len in enumerate(metadata.seq_lens.tolist()):
+            start, end = starts[sequence], starts[sequence + 1]
+            if start == end:
+                continue
+            first_row = seq_len - (end - start)
+            first_block = 0 if window is None else max(0, first_row - window + 1) // block_size
+            table = metadata.block_table[sequence, first_block : (seq_len - 1) // block_size + 1]
+            keys = _gather(key_pages, table, seq_len - first_block * block_size)
+            values = _gather(value_pages, table, seq_len - first_block * block_size)
+            positions = torch.arange(first_row, seq_len)[:, None]
+            distance = positions - torch.arange(first_block * block_size, seq_len)[None, :]
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            rows = (
+                query[start:end].float().reshape(end - start, keys.shape[0], -1, keys.shape[2])
+            )  # [.., kv_heads, group, ..]
+            scores = torch.einsum("rhgd,hkd->hgrk", rows, keys) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            # The first page may begin before any row's window: whatever lies there must not count, not even times 0.
+            values = values.masked_fill(hidden.all(dim=0)[:, None], 0.0)
+            output[start:end] = torch.einsum("hgrk,hkd->rhgd", weights, values).flatten(1, 2).to(query.dtype)
+        return output
+
+
+def _gather(pages: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The first ``num_tokens`` rows of the table's pages, in float32: [kv_heads, num_tokens, head_dim]."""
+    return pages[table].transpose(0, 1).flatten(1, 2)[:, :num_tokens].float()
+
+
+def _check_pages(key_pages: torch.Tensor, value_pages: torch.Tensor) -> torch.Size:
+    shape = key_pages.shape
+    if len(shape) != 4 or value_pages.shape != shape or value_pages.dtype != key_pages.dtype:
+        raise ValueError(
+            f"key_pages {_describe(key_pages)} and value_pages {_describe(value_pages)} must both be "
+            "[pages, kv_heads, block_size, head_dim] of one dtype"
+        )
+    inner = (shape[2] * shape[3], shape[3], 1)
+    if key_pages.stride()[1:] != inner or value_pages.stride()[1:] != inner:
+        raise ValueError("each page of key_pages and value_pages must be contiguous")
+    if not key_pages.is_cpu or not value_pages.is_cpu:
+        raise ValueError(f"key_pages and value_pages must be CPU tensors, not on {key_pages.device}")
+    return shape
+
+
+def _check_integers(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        raise ValueError(f"{name} {_describe(tensor)} must be a contiguous {dtype} tensor of shape {list(shape)}")
+
+
+def _token_stride(name: str, tensor: torch.Tensor) -> int:
+    token_stride, head_stride, element_stride = tensor.stride()
+    heads, head_dim = tensor.shape[1:]
+    if (head_dim > 1 and element_stride != 1) or (heads > 1 and head_stride != head_dim):
+        raise ValueError(f"the heads of one token must be contiguous in {name}, whose strides are {tensor.stride()}")
+    return token_stride
+
+
+def _dtype_code(name: str, tensor: torch.Tensor) -> int:
+    code = _DTYPE_CODES.get(tensor.dtype)
+    if code is None or not tensor.is_cpu:
+        raise ValueError(f"{name} {_describe(tensor)} must be a float32, bfloat16 or float16 CPU tensor")
+    return code
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

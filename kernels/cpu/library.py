@@ -1,0 +1,151 @@
+"""The shared library of CPU kernels: finding, loading and calling it.
+
+Knows the C interface of ``attention.cpp`` (plain structs of pointers, strides and sizes) and nothing of tensors. The
+library is built at install time by ``setup.py``, never here. It is linked to no OpenMP runtime: its symbols resolve to
+the one that torch has loaded, so that both share one pool of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from pathlib import Path
+
+import torch  # noqa: F401  (loads the OpenMP runtime that the library binds to)
+
+LIBRARY_PATH = Path(__file__).with_name("liboctavo_cpu.so")
+
+
+class LibraryError(RuntimeError):
+    """The native library is missing, does not load, or refused a call; the message says why."""
+
+
+class Variant(enum.IntEnum):
+    """Instruction set that a build of the kernels uses."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512 = 2
+
+
+class AttendCall(ctypes.Structure):
+    """Mirror of ``octavo::AttendCall`` in ``paged_attention.h``."""
+
+    _fields_ = [
+        ("query", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64),
+        ("query_dtype", ctypes.c_int32),
+        ("output", ctypes.c_void_p),
+        ("key_pages", ctypes.c_void_p),
+        ("value_pages", ctypes.c_void_p),
+        ("key_page_stride", ctypes.c_int64),
+        ("value_page_stride", ctypes.c_int64),
+        ("pages_dtype", ctypes.c_int32),
+        ("num_pages", ctypes.c_int64),
+        ("query_start_loc", ctypes.c_void_p),
+        ("seq_lens", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("block_table_stride", ctypes.c_int64),
+        ("max_blocks", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int32),
+        ("num_seqs", ctypes.c_int32),
+        ("num_q_heads", ctypes.c_int32),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    ]
+
+
+class StoreCall(ctypes.Structure):
+    """Mirror of ``StoreCall`` in ``attention.cpp``."""
+
+    _fields_ = [
+        ("key", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+        ("key_stride", ctypes.c_int64),
+        ("value_stride", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("key_pages", ctypes.c_void_p),
+        ("value_pages", ctypes.c_void_p),
+        ("key_page_stride", ctypes.c_int64),
+        ("value_page_stride", ctypes.c_int64),
+        ("pages_dtype", ctypes.c_int32),
+        ("slot_mapping", ctypes.c_void_p),
+        ("num_pages", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+    ]
+
+
+_REFUSALS = {
+    1: "query_start_loc, seq_lens and block_table do not fit each other or the query: check their values",
+    2: "a visible entry of block_table is no page: entries must lie in 0 .. num_pages - 1",
+    3: "an entry of slot_mapping is no slot: entries must be -1 or lie in 0 .. num_pages * block_size - 1",
+    4: "out of memory for the threads' scratch",
+    5: "this machine lacks the instructions of the requested variant",
+}
+
+
+class NativeLibrary:
+    """The loaded library, bound to one variant of its kernels. Calls release the interpreter lock."""
+
+    def __init__(self, path: Path = LIBRARY_PATH, variant: Variant | None = None) -> None:
+        """Load ``path``; ``variant`` defaults to the best one that this machine runs."""
+        handle = _load(path)
+        if variant is None:
+            variant = Variant(handle.octavo_best_variant())
+        elif not handle.octavo_supports_variant(int(variant)):
+            raise LibraryError(f"this machine cannot run the {variant.name} build of the CPU kernels")
+        self.variant = variant
+        self._attend = handle.octavo_attend
+        self._store_kv = handle.octavo_store_kv
+        for function in (self._attend, self._store_kv):
+            function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+            function.restype = ctypes.c_int
+
+    def attend(self, call: AttendCall, num_threads: int) -> None:
+        """Run paged attention; raises ValueError when the layout's values are wrong."""
+        status = self._attend(self.variant, num_threads, ctypes.byref(call))
+        if status:
+            raise _refusal(status)
+
+    def store_kv(self, call: StoreCall, num_threads: int) -> None:
+        """Scatter keys and values into pages; raises ValueError when a slot is outside them."""
+        status = self._store_kv(self.variant, num_threads, ctypes.byref(call))
+        if status:
+            raise _refusal(status)
+
+
+def _refusal(status: int) -> Exception:
+    message = _REFUSALS.get(status, f"unknown status {status}")
+    return ValueError(message) if status in (1, 2, 3) else LibraryError(message)
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    if not path.exists():
+        raise LibraryError(f"{path.name} was not built: install a C++17 compiler (gcc) and reinstall octavo")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        if "GOMP_" not in str(error):
+            raise LibraryError(f"{path.name} does not load: {error}") from error
+    # This torch keeps its OpenMP runtime to itself: make that very copy visible, or else the system's.
+    try:
+        ctypes.CDLL(next(iter(loaded_openmp_runtimes()), "libgomp.so.1"), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LibraryError(f"{path.name} finds no OpenMP runtime: {error}") from error
+
+
+def loaded_openmp_runtimes() -> list[str]:
+    """Paths of the GNU OpenMP runtimes mapped into this process, in no particular order."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    return sorted({line.split()[-1] for line in maps.splitlines() if "libgomp" in line})

@@ -1,0 +1,199 @@
+// The few vector operations the kernels need, for the instruction set this file is compiled for.
+//
+// Everything has internal linkage: an inline function with external linkage, compiled here for AVX-512, could be the copy
+// that the linker keeps for the portable build too.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRowBlock = 4;  // query rows per register block: kRowBlock x 4 accumulators
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kRowBlock = 2;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
+constexpr int kRowBlock = 4;
+#else
+constexpr int kLanes = 4;
+constexpr int kRowBlock = 2;
+#endif
+
+typedef float vfloat __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
+typedef float vfloat4 __attribute__((vector_size(16)));
+
+inline vfloat broadcast(float x) { return x - vfloat{}; }
+inline vint as_int(vfloat x) { return reinterpret_cast<vint>(x); }
+inline vfloat as_float(vint x) { return reinterpret_cast<vfloat>(x); }
+
+inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
+
+// a * b + c. Fused where the instruction set has it; the compiler itself contracts nothing (-ffp-contract=off), so that
+// every instance of a template rounds alike.
+inline vfloat fma(vfloat a, vfloat b, vfloat c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vfloat>(_mm512_fmadd_ps(a, b, c));
+#elif defined(__AVX2__)
+  return reinterpret_cast<vfloat>(_mm256_fmadd_ps(a, b, c));
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline vfloat load(const float* p) {
+  vfloat x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+inline vuint load_widened(const uint16_t* p) {
+  vhalf x;
+  memcpy(&x, p, sizeof x);
+  return __builtin_convertvector(x, vuint);
+}
+
+inline vfloat load(const bf16* p) { return reinterpret_cast<vfloat>(load_widened(&p->bits) << 16); }
+
+inline vfloat load(const f16* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  const vuint h = load_widened(&p->bits);
+  const vuint magnitude = (h & 0x7fff) << 13;
+  // Reading the half's fields as a float's leaves the exponent 112 short; the product also renormalises subnormals.
+  const vuint finite = reinterpret_cast<vuint>(reinterpret_cast<vfloat>(magnitude) * 0x1p112f);
+  const vuint special = reinterpret_cast<vuint>((h & 0x7c00) == 0x7c00) & 0x7f800000;
+  return reinterpret_cast<vfloat>(finite | special | ((h & 0x8000) << 16));
+#endif
+}
+
+inline void store(float* p, vfloat x) { memcpy(p, &x, sizeof x); }
+
+inline void store(bf16* p, vfloat x) {
+  const vuint bits = reinterpret_cast<vuint>(x);
+  const vuint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const vuint is_nan = reinterpret_cast<vuint>(x != x);
+  const vhalf half = __builtin_convertvector((is_nan & 0x7fc0) | (~is_nan & rounded), vhalf);
+  memcpy(p, &half, sizeof half);
+}
+
+#if !defined(__AVX2__)
+inline uint16_t half_from_float(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (bits >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
+  if (bits < 0x38800000) {  // subnormal half: adding 0.5 rounds at the right bit
+    float magnitude;
+    memcpy(&magnitude, &bits, sizeof magnitude);
+    magnitude += 0.5f;
+    memcpy(&bits, &magnitude, sizeof bits);
+    return static_cast<uint16_t>(sign | (bits - 0x3f000000));
+  }
+  bits += 0xc8000fff + (bits >> 13 & 1);  // exponent bias 127 -> 15, and half a unit in the last place
+  return static_cast<uint16_t>(sign | bits >> 13);
+}
+#endif
+
+inline void store(f16* p, vfloat x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i].bits = half_from_float(x[i]);
+#endif
+}
+
+// Lane sums of four vectors, always added in the same order.
+inline vfloat4 sum_lanes(vfloat a, vfloat b, vfloat c, vfloat d) {
+#if defined(__AVX512F__)
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512 abcd = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(__AVX2__)
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256 abcd = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+#else
+  const vfloat ab = vfloat{a[0], b[0], a[1], b[1]} + vfloat{a[2], b[2], a[3], b[3]};
+  const vfloat cd = vfloat{c[0], d[0], c[1], d[1]} + vfloat{c[2], d[2], c[3], d[3]};
+  return vfloat4{ab[0], ab[1], cd[0], cd[1]} + vfloat4{ab[2], ab[3], cd[2], cd[3]};
+#endif
+}
+
+inline float sum_lanes(vfloat x) { return sum_lanes(x, x, x, x)[0]; }
+
+inline float max_lanes(vfloat x) {
+  float best = x[0];
+  for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// e^x to about 1e-7 relative for x <= 88; exactly 1 at 0 and exactly 0 below -87 (also at -infinity).
+inline vfloat exp(vfloat x) {
+  const vfloat magic = broadcast(0x1.8p23f);  // adding it rounds to an integer in the low mantissa bits
+  const vfloat shifted = fma(x, broadcast(0x1.715476p+0f), magic);
+  const vfloat n = shifted - magic;
+  vfloat r = fma(n, broadcast(-0x1.62e4p-1f), x);
+  r = fma(n, broadcast(-1.4286068203e-6f), r);  // the rest of ln 2
+  vfloat y = broadcast(1.9841270e-4f);
+  y = fma(y, r, broadcast(1.3888889e-3f));
+  y = fma(y, r, broadcast(8.3333333e-3f));
+  y = fma(y, r, broadcast(4.1666667e-2f));
+  y = fma(y, r, broadcast(1.6666667e-1f));
+  y = fma(y, r, broadcast(0.5f));
+  y = fma(y, r, broadcast(1.0f));
+  y = fma(y, r, broadcast(1.0f));
+  const vfloat scale = as_float((as_int(shifted) - as_int(magic) + 127) << 23);
+  return x < -87.0f ? vfloat{} : y * scale;
+}
+
+inline float exp(float x) { return exp(broadcast(x))[0]; }
+
+// tanh to about 1e-7 relative: the Taylor-like odd polynomial of Cephes near 0, 1 - 2 / (e^2x + 1) beyond.
+inline vfloat tanh(vfloat x) {
+  const vfloat magnitude = as_float(as_int(x) & 0x7fffffff);
+  const vfloat square = x * x;
+  vfloat y = broadcast(-5.70498872745e-3f);
+  y = fma(y, square, broadcast(2.06390887954e-2f));
+  y = fma(y, square, broadcast(-5.37397155531e-2f));
+  y = fma(y, square, broadcast(1.33314422036e-1f));
+  y = fma(y, square, broadcast(-3.33332819422e-1f));
+  const vfloat near_zero = fma(x * square, y, x);
+  const vfloat clamped = magnitude > 10.0f ? broadcast(10.0f) : magnitude;
+  const vfloat far = 1.0f - 2.0f / (exp(clamped * 2.0f) + 1.0f);
+  const vfloat signed_far = as_float(as_int(far) | (as_int(x) & INT32_MIN));
+  return magnitude < 0.625f ? near_zero : signed_far;
+}
+
+}  // namespace

@@ -1,0 +1,61 @@
+"""Builds the one native part: a plain C++17 shared library with the CPU kernels. All metadata is in pyproject.toml.
+
+The library has a C interface and is loaded with ctypes, so it needs neither torch's headers nor a Python ABI. Its kernels
+are compiled once per instruction set; it picks one when it runs. Without a working compiler the install succeeds and the
+CPU backend falls back to torch operations.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+SOURCE = "kernels/cpu"
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall"]
+VARIANTS = {"portable": []}
+if platform.machine().lower() in ("x86_64", "amd64"):
+    FLAGS.append("-DOCTAVO_X86")
+    VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
+    VARIANTS["avx512"] = [*VARIANTS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+
+
+class BuildNativeLibrary(build_ext):
+    """Compiles the kernels once per instruction set and links them into ``kernels/cpu/liboctavo_cpu.so``."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join(*fullname.split(".")) + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        target = self.get_ext_fullpath(ext.name)
+        objects = self._compile("attention.cpp", "dispatch", [])
+        for variant, flags in VARIANTS.items():
+            objects += self._compile("tile_kernel.cpp", variant, [f"-DOCTAVO_KERNELS=kernels_{variant}", *flags])
+        # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.
+        self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s"], target_lang="c++")
+
+    def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
+        # gcc 12 takes the undefined operands of its own AVX-512 intrinsics for uninitialised variables.
+        options = [*FLAGS, "-Wno-maybe-uninitialized", *flags]
+        folder = os.path.join(self.build_temp, variant)
+        return self.compiler.compile([f"{SOURCE}/{source}"], output_dir=folder, extra_postargs=options)
+
+
+class PlatformWheel(bdist_wheel):
+    """Tags the wheel for the platform only: the library is not a Python extension module."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+library = Extension(
+    "kernels.cpu.liboctavo_cpu",
+    sources=[f"{SOURCE}/attention.cpp", f"{SOURCE}/tile_kernel.cpp"],
+    depends=[f"{SOURCE}/paged_attention.h", f"{SOURCE}/simd.h"],
+    optional=True,
+)
+
+setup(ext_modules=[library], cmdclass={"build_ext": BuildNativeLibrary, "bdist_wheel": PlatformWheel})

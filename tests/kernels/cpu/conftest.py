@@ -1,0 +1,114 @@
+"""Batches of sequences in shuffled pages, everything unused poisoned with NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from kernels import reference
+from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.cpu.backend import NativeBackend, TorchBackend
+from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """One step: queries, pages and layout. ``lengths`` are (query rows, tokens in all) per sequence."""
+
+    query: torch.Tensor
+    key_pages: torch.Tensor
+    value_pages: torch.Tensor
+    metadata: AttentionMetadata
+
+    def attend(self, backend: AttentionBackend, **options: float | int | None) -> torch.Tensor:
+        options = {"scale": self.query.shape[2] ** -0.5, **options}
+        return backend.attend(self.query, self.key_pages, self.value_pages, self.metadata, **options)
+
+    def expected(self, **options: float | int | None) -> torch.Tensor:
+        options = {"scale": self.query.shape[2] ** -0.5, **options}
+        metadata = self.metadata
+        layout = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table)
+        return reference.paged_attention(self.query, self.key_pages, self.value_pages, *layout, **options)
+
+
+def build_batch(
+    lengths: list[tuple[int, int]],
+    *,
+    num_q_heads: int = 4,
+    num_kv_heads: int = 1,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    pages_dtype: torch.dtype | None = None,
+    window: int | None = None,
+    seed: int = 0,
+) -> PagedBatch:
+    """Random sequences over shuffled pages; NaN fills the null page, unused pages and tails, and what windows passed."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [-(-total // block_size) for _, total in lengths]
+    num_pages = sum(blocks) + 3
+    pages = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed + 1))).tolist()
+    shape = (num_pages, num_kv_heads, block_size, head_dim)
+    key_pages = torch.full(shape, float("nan"), dtype=pages_dtype or dtype)
+    value_pages = torch.full(shape, float("nan"), dtype=pages_dtype or dtype)
+    block_table = torch.zeros((len(lengths), max(blocks, default=0) + 1), dtype=torch.int32)
+    slot_mapping: list[int] = []
+    for sequence, (rows, total) in enumerate(lengths):
+        keys = torch.randn((2, total, num_kv_heads, head_dim), generator=generator)
+        first_visible = 0 if window is None else max(0, total - rows - window + 1)
+        owned = [0] * (first_visible // block_size) + [
+            pages.pop() for _ in range(first_visible // block_size, blocks[sequence])
+        ]
+        block_table[sequence, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+        slots = [owned[p // block_size] * block_size + p % block_size for p in range(total)]
+        for position in range(first_visible, total):
+            page, offset = divmod(slots[position], block_size)
+            key_pages[page, :, offset] = keys[0, position].to(key_pages.dtype)
+            value_pages[page, :, offset] = keys[1, position].to(value_pages.dtype)
+        slot_mapping += slots[total - rows :]
+    rows_of = torch.tensor([rows for rows, _ in lengths], dtype=torch.int32)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.cat([torch.zeros(1, dtype=torch.int32), rows_of.cumsum(0, dtype=torch.int32)]),
+        seq_lens=torch.tensor([total for _, total in lengths], dtype=torch.int32),
+        block_table=block_table,
+        slot_mapping=torch.tensor(slot_mapping, dtype=torch.int64),
+        max_query_len=max((rows for rows, _ in lengths), default=0),
+        max_seq_len=max((total for _, total in lengths), default=0),
+    )
+    query = torch.randn((len(slot_mapping), num_q_heads, head_dim), generator=generator).to(dtype)
+    return PagedBatch(query, key_pages, value_pages, metadata)
+
+
+def native_backend(variant: Variant | None = None) -> NativeBackend:
+    try:
+        return NativeBackend(NativeLibrary(variant=variant))
+    except LibraryError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    return native_backend() if request.param == "native" else TorchBackend()
+
+
+@pytest.fixture
+def native() -> NativeBackend:
+    return native_backend()
+
+
+@pytest.fixture
+def native_variant() -> Callable[[Variant], NativeBackend]:
+    return native_backend
+
+
+@pytest.fixture
+def batch_of() -> Callable[..., PagedBatch]:
+    return build_batch
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def native_each_variant(request: pytest.FixtureRequest) -> NativeBackend:
+    return native_backend(request.param)

@@ -1,0 +1,87 @@
+"""The native backend gives a query row the same bits however the step around it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.cpu.library import Variant
+
+OPTIONS = [{}, {"window": 100}, {"window": 300}, {"softcap": 5.0}]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows_of(batch, sequence, first, last):
+    """The same pages, but only rows first .. last - 1 of one sequence, as a step of their own."""
+    metadata = batch.metadata
+    start, end = metadata.query_start_loc[sequence : sequence + 2].tolist()
+    seq_len = int(metadata.seq_lens[sequence]) - (end - start) + last
+    layout = replace(
+        metadata,
+        query_start_loc=torch.tensor([0, last - first], dtype=torch.int32),
+        seq_lens=torch.tensor([seq_len], dtype=torch.int32),
+        block_table=metadata.block_table[sequence : sequence + 1],
+    )
+    return replace(batch, query=batch.query[start + first : start + last], metadata=layout)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 2, 80), (2, 2, 32)])
+def test_a_prefill_row_equals_its_decode(
+    native, batch_of, two_threads, options, pages_dtype, num_q_heads, num_kv_heads, head_dim
+):
+    shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    batch = batch_of([(640, 640)], pages_dtype=pages_dtype, **shape)
+    whole = batch.attend(native, **options)
+    for row in (0, 1, 15, 16, 63, 64, 99, 100, 255, 256, 257, 299, 300, 511, 600, 639):
+        alone = rows_of(batch, 0, row, row + 1).attend(native, **options)
+        assert torch.equal(alone[0], whole[row]), f"row {row}"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("chunk", [1, 7, 16, 100, 256])
+def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, options, chunk):
+    batch = batch_of([(150, 600)])
+    whole = batch.attend(native, **options)
+    chunks = [rows_of(batch, 0, at, min(at + chunk, 150)).attend(native, **options) for at in range(0, 150, chunk)]
+    assert torch.equal(torch.cat(chunks), whole)
+
+
+@pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_sequence_alone_equals_itself_in_a_mixed_batch(native_variant, batch_of, two_threads, options, variant):
+    backend = native_variant(variant)
+    lengths = [(1, 1500), (1, 40), (200, 230), (1, 64), (0, 9), (3, 900)]
+    batch = batch_of(lengths)
+    together = batch.attend(backend, **options)
+    for sequence, (rows, _) in enumerate(lengths):
+        start = int(batch.metadata.query_start_loc[sequence])
+        alone = rows_of(batch, sequence, 0, rows).attend(backend, **options)
+        assert torch.equal(alone, together[start : start + rows]), f"sequence {sequence}"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, options):
+    batch = batch_of([(1, 3000), (1, 700), (90, 800)])
+    results = []
+    for num_threads in (1, 2, 3, 8):
+        torch.set_num_threads(num_threads)
+        results.append(batch.attend(native, **options))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_the_block_size_and_the_pages_taken_change_nothing(native, batch_of):
+    small, large = (batch_of([(1, 500), (40, 400)], block_size=block_size) for block_size in (16, 32))
+    assert torch.equal(small.query, large.query)  # one seed, one set of numbers
+    assert torch.equal(small.attend(native), large.attend(native))

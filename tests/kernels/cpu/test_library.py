@@ -1,0 +1,65 @@
+"""The native library loads once, shares torch's threads, and is replaced, with a word, where it is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import backends
+from kernels.cpu import library
+from kernels.cpu.backend import TorchBackend
+from kernels.cpu.library import LibraryError, NativeLibrary, Variant, loaded_openmp_runtimes
+
+
+@pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_variant_matches_the_reference(native_variant, batch_of, variant, pages_dtype):
+    batch = batch_of([(1, 270), (6, 40), (1, 5)], num_q_heads=7, head_dim=80, pages_dtype=pages_dtype)
+    for options in ({}, {"window": 40}, {"softcap": 3.0}):
+        actual = batch.attend(native_variant(variant), **options)
+        assert (actual.double() - batch.expected(**options)).abs().max().item() < 3e-6
+
+
+def test_the_default_variant_is_the_best_this_machine_runs(native_variant):
+    native_variant()
+    best = NativeLibrary().variant
+    for variant in Variant:
+        if variant > best:
+            with pytest.raises(LibraryError, match=variant.name):
+                NativeLibrary(variant=variant)
+        else:
+            assert NativeLibrary(variant=variant).variant == variant
+
+
+def test_one_openmp_runtime_serves_torch_and_the_library(native, batch_of):
+    torch.randn(300, 300) @ torch.randn(300, 300)
+    batch_of([(1, 3000)]).attend(native)
+    assert len(loaded_openmp_runtimes()) == 1
+
+
+def test_the_cpu_gets_the_native_backend_without_a_warning(native):
+    backend, warnings = backends.choose_backend(torch.device("cpu"))
+    assert backend.name == "cpu-native"
+    assert warnings == []
+
+
+def test_without_the_library_the_cpu_gets_torch_operations_and_one_line_about_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(NativeLibrary.__init__, "__defaults__", (tmp_path / "liboctavo_cpu.so", None))
+    backend, warnings = backends.choose_backend(torch.device("cpu"))
+    assert isinstance(backend, TorchBackend)
+    assert len(warnings) == 1
+    assert "was not built: install a C++17 compiler" in warnings[0]
+    assert "slower" in warnings[0]
+    assert "\n" not in warnings[0]
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path):
+    broken = tmp_path / "liboctavo_cpu.so"
+    broken.write_bytes(b"not a library")
+    with pytest.raises(LibraryError, match=r"liboctavo_cpu\.so does not load"):
+        library.NativeLibrary(broken)
+
+
+def test_a_device_no_backend_serves_is_refused():
+    with pytest.raises(ValueError, match="no attention backend for device meta"):
+        backends.choose_backend(torch.device("meta"))
