@@ -90,7 +90,7 @@ class Server:
             "settled",
         )
         metrics = self.metrics()
-        assert self.pages("free") + self.pages("cached") == metrics["octavo_kv_pages_total"]
+        assert self.pages("free") + self.pages("cached") == metrics["octavo_kv_pages_capacity"]
 
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -124,8 +124,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
     yield start
     for server in servers:
-        if server.process.poll() is None:
-            server.stop()
+        server.stop()
 
 
 @pytest.fixture(scope="session")
