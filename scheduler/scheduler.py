@@ -73,10 +73,16 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; raises NeverFits when the pool could not hold it even alone.
 
-        The last token a request may produce is never computed, so it needs no slot.
+        The last token a request may produce is never computed, so it needs no slot. A request without a prompt or
+        without an output has no step that could end it: ValueError.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is known already")
+        if not request.token_ids or request.max_tokens < 1:
+            raise ValueError(
+                f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens and max_tokens "
+                f"{request.max_tokens}: at least one of each is needed"
+            )
         longest = request.num_prompt_tokens + request.max_tokens - 1
         request.chunk_limit = self._capacity.largest_chunk(longest)
         if request.chunk_limit < 1:
@@ -134,8 +140,8 @@ class Scheduler:
         outputs = []
         for share in batch.requests:
             request = self._requests.get(share.request_id)
-            if request is None:
-                continue  # aborted while the step ran
+            if request is None or request.status is not RequestStatus.RUNNING:
+                continue  # aborted while the step ran, and perhaps queued anew under its id
             recomputed = (
                 min(request.high_water, share.num_computed_tokens + share.num_tokens) - share.num_computed_tokens
             )

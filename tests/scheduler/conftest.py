@@ -1,0 +1,220 @@
+"""A model-free engine around the scheduler, which checks after every step what must always hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from block_manager.block import NULL_PAGE
+from block_manager.groups import plan_groups
+from block_manager.hashing import BlockHashes
+from block_manager.manager import BlockManager
+from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.request import FinishReason, Request, RequestStatus
+from scheduler.scheduler import Scheduler, SchedulerConfig, TokenOutput
+
+
+def next_token(request_id: str, position: int) -> int:
+    """The fake model: the token of ``request_id`` at ``position``, between 1 and 1000."""
+    return 1 + zlib.crc32(f"{request_id}:{position}".encode()) % 1000
+
+
+class Simulation:
+    """Runs a scheduler to the end. ``read_pages`` also checks every content that a step reads (slow: small runs)."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        windows: Sequence[int | None] = (None,),
+        max_num_seqs: int = 8,
+        budget: int = 32,
+        block_size: int = 16,
+        caching: bool = True,
+        read_pages: bool = False,
+        next_token: Callable[[str, int], int] = next_token,
+    ) -> None:
+        self.blocks = BlockManager(plan_groups(windows), num_pages, block_size, enable_prefix_caching=caching)
+        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, budget), self.blocks)
+        self.next_token = next_token
+        self.read_pages = read_pages
+        self.requests: dict[str, Request] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.reasons: dict[str, FinishReason] = {}
+        self.steps = 0
+        self._rows: set[str] = set()  # what a runner keeps: tables admitted and not yet released
+        self._contents: dict[tuple[int, int], tuple[object, ...]] = {}
+
+    # ---- requests
+
+    def add(
+        self,
+        request_id: str,
+        prompt: int | list[int],
+        max_tokens: int,
+        *,
+        eos: Sequence[int] = (),
+        stop: Sequence[int] = (),
+        salt: str = "",
+    ) -> Request:
+        """Queue a request; a prompt given by its length has tokens of its own."""
+        token_ids = (
+            [next_token(f"prompt of {request_id}", i) for i in range(prompt)] if isinstance(prompt, int) else prompt
+        )
+        request = Request(
+            request_id=request_id,
+            token_ids=list(token_ids),
+            max_tokens=max_tokens,
+            eos_token_ids=frozenset(eos),
+            stop_token_ids=frozenset(stop),
+            block_hashes=BlockHashes(self.blocks.block_size, salt),
+        )
+        self.scheduler.add(request)
+        self.requests[request_id] = request
+        self.prompts[request_id] = list(token_ids)
+        self.outputs[request_id] = []
+        self.reasons.pop(request_id, None)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """Whether the request was still there to be aborted."""
+        known = self.scheduler.finish(request_id) is not None
+        if known:
+            self._end(self.requests[request_id], FinishReason.ABORT)
+        self.check()
+        return known
+
+    @property
+    def running(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.waiting]
+
+    # ---- steps
+
+    def schedule(self) -> ScheduledBatch:
+        """Schedule a step and check it."""
+        preemptions = self.scheduler.counters.preemptions
+        batch = self.scheduler.schedule()
+        self._check_batch(batch, preempted=self.scheduler.counters.preemptions > preemptions)
+        return batch
+
+    def finish_step(self, batch: ScheduledBatch) -> list[TokenOutput]:
+        """What the runner and the engine do with a batch."""
+        for share in batch.requests:
+            self._write_and_read(share)
+        sampled = {
+            share.request_id: self.next_token(share.request_id, share.num_computed_tokens + share.num_tokens)
+            for share in batch.requests
+            if share.samples
+        }
+        outputs = self.scheduler.update(batch, sampled)
+        for output in outputs:
+            request = output.request
+            assert request.request_id not in self.reasons, "a token after the end"
+            self.outputs[request.request_id].append(output.token_id)
+            if output.finish_reason is not None:
+                self._end(request, output.finish_reason)
+        self.steps += 1
+        self.check()
+        return outputs
+
+    def step(self) -> ScheduledBatch:
+        batch = self.schedule()
+        assert batch, f"nothing can run: running {self.running}, waiting {self.waiting}, {self.blocks.usage()}"
+        self.finish_step(batch)
+        return batch
+
+    def run(self, limit: int = 100_000) -> None:
+        """Step until nothing is left, which takes at most ``limit`` steps."""
+        while self.scheduler.has_work:
+            self.step()
+            limit -= 1
+            assert limit > 0, "no end in sight"
+        self.check_idle()
+
+    # ---- what must hold
+
+    def check(self) -> None:
+        """After every step: pages, states, and who is where."""
+        assert self.blocks.audit() == []
+        scheduler = self.scheduler
+        assert len(scheduler.running) <= scheduler.config.max_num_seqs
+        assert not set(self.running) & set(self.waiting)
+        assert set(self.running) | set(self.waiting) == self.requests.keys() - self.reasons.keys()
+        assert {request.status for request in scheduler.running} <= {RequestStatus.RUNNING}
+        assert {request.status for request in scheduler.waiting} <= {RequestStatus.WAITING}
+        assert set(self.blocks._tables) == set(self.running)
+
+    def check_idle(self) -> None:
+        """PAGES0: nothing runs or waits, and every page is free or cached."""
+        assert not self.scheduler.has_work
+        assert self.running == self.waiting == []
+        usage = self.blocks.usage()
+        assert sum(usage.held) == 0
+        assert usage.free + sum(usage.cached) == usage.total
+
+    def undisturbed(self, request_id: str, count: int) -> list[int]:
+        """The first ``count`` tokens that the fake model gives ``request_id`` when it runs alone."""
+        start = len(self.prompts[request_id])
+        return [self.next_token(request_id, start + i) for i in range(count)]
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        name = request.request_id
+        assert name not in self.reasons, "ended twice"
+        assert request.status is RequestStatus.FINISHED
+        assert request.token_ids == self.prompts[name] + self.outputs[name]
+        assert self.outputs[name] == self.undisturbed(name, len(self.outputs[name]))
+        self.reasons[name] = reason
+
+    def _check_batch(self, batch: ScheduledBatch, *, preempted: bool) -> None:
+        assert batch.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        if not batch:
+            assert batch.released == ()
+            return
+        assert len(set(batch.released)) == len(batch.released)
+        assert set(batch.released) <= self._rows, "released, but never shown or released before"
+        self._rows -= set(batch.released)
+        names = [share.request_id for share in batch.requests]
+        assert len(set(names)) == len(names)
+        for share in batch.requests:
+            assert share.admitted == (share.request_id not in self._rows)
+            assert not (share.admitted and preempted), "admitted in a step that preempted"
+            assert share.num_tokens >= 1
+            request = self.requests[share.request_id]
+            end = share.num_computed_tokens + share.num_tokens
+            assert share.num_computed_tokens == request.num_computed_tokens
+            assert share.token_ids == request.token_ids[share.num_computed_tokens : end]
+            assert share.samples == (end == request.num_tokens)
+            assert all(len(table) * self.blocks.block_size >= end for table in share.block_tables)
+        self._rows |= set(names)
+        assert self._rows == set(self.running), "a runner keeps rows of exactly what runs"
+
+    def _write_and_read(self, share: ScheduledRequest) -> None:
+        """Store each position's identity in its page, then read what the step's attention sees."""
+        if not self.read_pages:
+            return
+        size = self.blocks.block_size
+        tokens = self.requests[share.request_id].token_ids
+        start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
+        for index, (group, table) in enumerate(zip(self.blocks.groups, share.block_tables, strict=True)):
+            oldest = 0 if group.window is None else max(0, start - group.window + 1)
+            for column in range(group.pages_per_block):
+                for position in range(oldest, end):
+                    page, offset = table[position // size][column], position % size
+                    identity = (index, column, tuple(tokens[: position + 1]))
+                    assert page != NULL_PAGE
+                    if position >= start:
+                        self._contents[page, offset] = identity
+                    assert self._contents[page, offset] == identity, f"{share.request_id} reads another's page"
+
+
+@pytest.fixture(scope="session")
+def simulate() -> type[Simulation]:
+    """The simulation, to be made with a pool and a budget."""
+    return Simulation
