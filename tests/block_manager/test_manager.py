@@ -217,6 +217,17 @@ def test_g12_holes_in_two_groups_leave_the_longest_prefix_that_both_have() -> No
     assert cached_tokens(blocks, [*prompt, 1]) == 64
 
 
+def test_g12_a_window_is_asked_again_when_another_one_shortened_the_hit() -> None:
+    prompt = list(range(128))
+    hashes = hashes_of(prompt)
+    blocks = BlockManager(plan_groups([32, 64]), 64, 16)
+    start(blocks, "first", prompt)
+    blocks.free("first")
+    evict(blocks, 0, hashes[5])  # window 32 alone could use all 8 blocks, having 6 and 7
+    evict(blocks, 1, hashes[7])  # window 64 stops at 7, where window 32 misses block 5
+    assert cached_tokens(blocks, [*prompt, 1]) == 80
+
+
 def evict(blocks: BlockManager, group: int, block_hash: bytes) -> None:
     """Make the pool evict exactly this cached block: all others are held meanwhile."""
     pool = blocks.pool
@@ -282,6 +293,19 @@ def test_admission_without_enough_pages_changes_nothing() -> None:
     assert blocks.audit() == []
     with pytest.raises(KeyError):
         blocks.block_tables("s")
+
+
+def test_admission_refuses_when_the_hits_themselves_use_up_what_is_available() -> None:
+    blocks = BlockManager(plan_groups([None]), 4, 16)
+    start(blocks, "gone", list(range(48)))
+    blocks.free("gone")
+    start(blocks, "holder", [900])
+    match = blocks.match_prefix(hashes_of(list(range(64))), 64)
+    before = (blocks.usage(), list(blocks.pool._evictable))
+    assert match.num_tokens == 48
+    assert not blocks.admit("s", match, 64)  # three idle hits and a fresh page, with three available
+    assert (blocks.usage(), list(blocks.pool._evictable)) == before
+    assert blocks.admit("s", match, 48)
 
 
 def test_growth_without_enough_pages_changes_nothing() -> None:

@@ -20,7 +20,10 @@ from block_manager.manager import BlockManager, PageUsage
 
 BLOCK = 4
 PLANS = ([None], [6], [None, 6], [5, 5, None, 5, 9], [4, 4, 4, None])
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=24)  # two ids, so that prefixes repeat
+# prompts that share long prefixes, and sometimes all of them
+TOKENS = st.builds(
+    lambda shared, tail: [0] * shared + tail, st.integers(0, 24), st.lists(st.integers(0, 1), min_size=1, max_size=3)
+)
 Identity = tuple[object, ...]
 
 
