@@ -133,9 +133,9 @@ class Simulation:
     def run(self, limit: int = 100_000) -> None:
         """Step until nothing is left, which takes at most ``limit`` steps."""
         while self.scheduler.has_work:
+            assert limit > 0, "no end in sight"
             self.step()
             limit -= 1
-            assert limit > 0, "no end in sight"
         self.check_idle()
 
     # ---- what must hold
