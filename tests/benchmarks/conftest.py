@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,19 +13,16 @@ from aiohttp import web
 
 @dataclass
 class FakeServer:
-    """Answers each completion with ``max_tokens`` tokens; keeps what it was asked, and how many requests met.
+    """Answers each completion with ``max_tokens`` tokens; keeps what it was asked.
 
-    Requests from number ``fail_from`` on get 503. All are held back until ``meet`` of them were here at once.
+    Requests from number ``fail_from`` on get 503.
     """
 
     url: str = ""
     bos_tokens: int = 1
     fail_from: int | None = None
-    meet: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    under_way: int = 0
-    most_under_way: int = 0
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake-model"}, {"id": "other"}]})
@@ -37,10 +33,6 @@ class FakeServer:
         self.headers.append(dict(request.headers))
         if self.fail_from is not None and len(self.bodies) > self.fail_from:
             return web.json_response({"error": {"message": "no free pages"}}, status=503)
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
-        while self.most_under_way < self.meet:
-            await asyncio.sleep(0)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for index in range(body["max_tokens"]):
@@ -56,7 +48,6 @@ class FakeServer:
             "prompt_tokens_details": {"cached_tokens": 2},
         }
         await response.write(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\ndata: [DONE]\n\n")
-        self.under_way -= 1
         return response
 
     def count(self, body: dict[str, Any]) -> int:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.client import Client, Target
+from benchmarks.stream import RequestRecord
+from benchmarks.workload import Prompt
 
 if TYPE_CHECKING:
     from conftest import FakeServer
@@ -63,15 +65,28 @@ async def test_times_come_from_the_given_clock_before_sending_and_at_each_read(f
     assert list(record.chunk_times) == sorted(record.chunk_times)
 
 
+class CountingClient(Client):
+    """Counts how many of its requests are under way."""
+
+    under_way = 0
+    most_under_way = 0
+
+    async def request(self, prompt: Prompt, max_tokens: int) -> RequestRecord:
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        record = await super().request(prompt, max_tokens)
+        self.under_way -= 1
+        return record
+
+
 async def test_as_many_requests_as_wanted_are_under_way_and_no_more(fake_server: FakeServer) -> None:
-    fake_server.meet = 4
-    done = []
-    async with Client(Target(url=fake_server.url, model="m")) as client:
+    done: list[RequestRecord] = []
+    async with CountingClient(Target(url=fake_server.url, model="m")) as client:
         records, _ = await client.run(
             [" one" * (index + 1) for index in range(10)], output_tokens=2, concurrency=4, on_done=done.append
         )
 
-    assert fake_server.most_under_way == 4
+    assert client.most_under_way == 4
     assert [record.prompt_tokens for record in records] == list(range(2, 12))
     assert len(done) == 10
 

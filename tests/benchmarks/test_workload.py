@@ -34,7 +34,7 @@ def test_prompts_share_the_wanted_prefix_and_differ_after_it() -> None:
     )
 
     assert first[:11] == second[:11] == third[:11]
-    assert len({tuple(words[11:]) for words in (first, second, third)}) == 3
+    assert len({first[11], second[11], third[11]}) > 1
 
 
 def test_a_seed_repeats_its_prompts_and_another_shares_no_prefix() -> None:
