@@ -53,7 +53,10 @@ class Channel:
         return decode_config(body)
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
-        """All messages that have arrived; waits up to ``timeout`` seconds (None: for ever) for the first."""
+        """All messages that have arrived; waits up to ``timeout`` seconds (None: for ever) for the first.
+
+        Raises ChannelClosed once the other side is gone and all it had sent was received.
+        """
         messages: list[ToEngine] = []
         while True:
             while (body := self._next_body()) is not None:
@@ -61,7 +64,12 @@ class Channel:
             readable, _, _ = select.select([self._socket], [], [], 0.0 if messages else timeout)
             if not readable:
                 return messages
-            self._fill()
+            try:
+                self._fill()
+            except ChannelClosed:
+                if messages:
+                    return messages  # the next call finds the socket as closed as it is now
+                raise
 
     def _fill(self) -> None:
         try:
