@@ -1,8 +1,8 @@
 """Builds the one native part: a plain C++17 shared library with the CPU kernels. All metadata is in pyproject.toml.
 
-The library has a C interface and is loaded with ctypes, so it needs neither torch's headers nor a Python ABI. Its kernels
-are compiled once per instruction set; it picks one when it runs. Without a working compiler the install succeeds and the
-CPU backend falls back to torch operations.
+The library has a C interface and is loaded with ctypes, so it needs neither torch's headers nor a Python ABI. Its
+kernels are compiled once per instruction set; it picks one when it runs. Without a working compiler the install still
+succeeds, and the CPU backend falls back to torch operations.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PlatformWheel(bdist_wheel):
 library = Extension(
     "kernels.cpu.liboctavo_cpu",
     sources=[f"{SOURCE}/attention.cpp", f"{SOURCE}/tile_kernel.cpp"],
-    depends=[f"{SOURCE}/paged_attention.h", f"{SOURCE}/simd.h"],
+    depends=[f"{SOURCE}/{header}" for header in ("paged_attention.h", "simd.h", "tile.h")],
     optional=True,
 )
 

@@ -46,7 +46,7 @@ def build_batch(
     window: int | None = None,
     seed: int = 0,
 ) -> PagedBatch:
-    """Random sequences over shuffled pages; NaN fills the null page, unused pages and tails, and what windows passed."""
+    """Random sequences over shuffled pages; NaN fills the null page, unused pages and tails, passed windows."""
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-total // block_size) for _, total in lengths]
     num_pages = sum(blocks) + 3

@@ -1,0 +1,257 @@
+// Attention of one tile of keys: scores, online softmax, weighted values, in register blocks.
+//
+// Every function works on the pairs of a unit, a pair being a query row and one of the KV head's query heads; pairs ascend
+// by row. Internal linkage throughout, for the reason given in simd.h.
+#pragma once
+
+#include <cmath>
+
+#include "paged_attention.h"
+#include "simd.h"
+
+namespace {
+
+using octavo::kTileKeys;
+using octavo::Unit;
+
+constexpr int kKeyBlock = 4;         // keys per register block of the scores
+constexpr int kCachedKeys = 16;      // keys that stay in L1 while all pairs pass
+constexpr int kColumnVectors = 4;    // vectors of head_dim per register block of the values
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+
+// Running softmax of every pair: sum over keys of e^(score - maximum) times value, and times 1.
+struct State {
+  float* weighted;  // [pairs, padded_dim]
+  float* maxima;    // [pairs]
+  float* sums;      // [pairs]
+
+  State(float* base, int pairs, int dim)
+      : weighted(base), maxima(base + static_cast<int64_t>(pairs) * dim), sums(maxima + pairs) {}
+
+  void clear(int pairs, int dim) {
+    memset(weighted, 0, sizeof(float) * pairs * dim);
+    memset(sums, 0, sizeof(float) * pairs);
+    for (int pair = 0; pair < pairs; ++pair) maxima[pair] = -INFINITY;
+  }
+};
+
+// Scratch of one unit, carved from one allocation.
+struct Scratch {
+  float* query;      // [pairs, padded_dim], scaled
+  float* scores;     // [pairs, kTileKeys], then the weights
+  float* keys;       // [kTileKeys, padded_dim], widened
+  float* values;     // likewise
+  float* corrections;  // [pairs]
+  float* split;      // one partial slot
+  float* total;      // one partial slot
+  int32_t* first_key;  // [pairs], visible range within the tile
+  int32_t* last_key;   // [pairs], one past
+
+  static int64_t round_up(int64_t floats) { return (floats + 15) / 16 * 16; }
+
+  static int64_t floats(int pairs, int dim) {
+    return round_up(static_cast<int64_t>(pairs) * dim) + round_up(pairs * kTileKeys) + 2 * kTileKeys * dim +
+           3 * round_up(pairs) + 2 * round_up(octavo::partial_floats(pairs, dim));
+  }
+
+  Scratch(float* base, int pairs, int dim) {
+    const auto take = [&base](int64_t count) {
+      float* part = base;
+      base += round_up(count);
+      return part;
+    };
+    query = take(static_cast<int64_t>(pairs) * dim);
+    scores = take(pairs * kTileKeys);
+    keys = take(kTileKeys * dim);
+    values = take(kTileKeys * dim);
+    corrections = take(pairs);
+    split = take(octavo::partial_floats(pairs, dim));
+    total = take(octavo::partial_floats(pairs, dim));
+    first_key = reinterpret_cast<int32_t*>(take(pairs));
+    last_key = reinterpret_cast<int32_t*>(take(pairs));
+  }
+};
+
+// The part of a tile that some row sees: positions start + begin .. start + end - 1.
+struct Tile {
+  int start;
+  int begin;
+  int end;
+
+  Tile(const Unit& unit, int start)
+      : start(start), begin(max(unit.kv_begin - start, 0)), end(min(unit.kv_end - start, kTileKeys)) {}
+};
+
+// Where the keys and values of a tile's positions lie.
+template <class Page>
+struct Rows {
+  const Page* keys[kTileKeys];
+  const Page* values[kTileKeys];
+};
+
+template <class Page, int kRows>
+inline void score_block(const float* query, const Page* const* keys, int dim, float* scores) {
+  vfloat sums[kRows][kKeyBlock] = {};
+  const Page *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+  for (int i = 0; i < dim; i += kLanes) {
+    const vfloat key[kKeyBlock] = {load(k0 + i), load(k1 + i), load(k2 + i), load(k3 + i)};
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const vfloat q = load(query + row * dim + i);
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = fma(q, key[k], sums[row][k]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+    const vfloat4 dots = sum_lanes(sums[row][0], sums[row][1], sums[row][2], sums[row][3]);
+    memcpy(scores + row * kTileKeys, &dots, sizeof dots);
+  }
+}
+
+// Asks for part of a row ahead of its use: pages lie apart, and the hardware's prefetchers stop at every border.
+template <class Page>
+inline void prefetch(const Page* row, int count) {
+  for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(Page))) __builtin_prefetch(row + i, 0, 2);
+}
+
+// Scores of the pairs of one register block against keys begin .. end - 1 of the tile.
+template <class Page>
+inline void score_rows(const Scratch& s, int pair, int rows, const Rows<Page>& tile, int begin, int end, int dim) {
+  const float* query = s.query + static_cast<int64_t>(pair) * dim;
+  const Page* const* keys = tile.keys;
+  for (int key = begin; key < end; key += kKeyBlock) {
+    if (pair == 0) {
+      for (int k = key; k < key + kKeyBlock; ++k) prefetch(tile.values[k], dim);
+    }
+    float* scores = s.scores + pair * kTileKeys + key;
+    if (rows == kRowBlock) {
+      score_block<Page, kRowBlock>(query, keys + key, dim, scores);
+    } else if (rows == 3) {
+      score_block<Page, 3>(query, keys + key, dim, scores);
+    } else if (rows == 2) {
+      score_block<Page, 2>(query, keys + key, dim, scores);
+    } else {
+      score_block<Page, 1>(query, keys + key, dim, scores);
+    }
+  }
+}
+
+template <class Page>
+void score_tile(const Scratch& s, int pairs, const Rows<Page>& rows_of_tile, const Tile& tile, int dim) {
+  const int first = tile.begin / kKeyBlock * kKeyBlock;
+  for (int cached = first; cached < tile.end; cached += kCachedKeys) {
+    for (int pair = 0; pair < pairs; pair += kRowBlock) {
+      const int rows = min(kRowBlock, pairs - pair);
+      // Rows ascend in position, so the first sees the earliest key and the last the latest.
+      const int begin = max(cached, s.first_key[pair] / kKeyBlock * kKeyBlock);
+      const int end = min(cached + kCachedKeys, s.last_key[pair + rows - 1]);
+      score_rows(s, pair, rows, rows_of_tile, begin, end, dim);
+    }
+  }
+}
+
+// Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums.
+void soften_tile(const Scratch& s, const State& state, int pairs, float softcap) {
+  constexpr int kVectors = kTileKeys / kLanes;
+  for (int pair = 0; pair < pairs; ++pair) {
+    float* scores = s.scores + pair * kTileKeys;
+    const int begin = s.first_key[pair], end = s.last_key[pair];
+    if (begin >= end) {
+      s.corrections[pair] = 1.0f;
+      memset(scores, 0, sizeof(float) * kTileKeys);
+      continue;
+    }
+    for (int key = 0; key < begin; ++key) scores[key] = -INFINITY;
+    for (int key = end; key < kTileKeys; ++key) scores[key] = -INFINITY;
+    vfloat tile[kVectors];
+    for (int i = 0; i < kVectors; ++i) tile[i] = load(scores + i * kLanes);
+    if (softcap > 0) {
+      for (int i = 0; i < kVectors; ++i) {
+        const vfloat capped = softcap * tanh(tile[i] / softcap);
+        tile[i] = tile[i] == -INFINITY ? tile[i] : capped;
+      }
+    }
+    vfloat best = tile[0];
+    for (int i = 1; i < kVectors; ++i) best = maximum(best, tile[i]);
+    const float old = state.maxima[pair];
+    const float tile_maximum = max_lanes(best);
+    const float maximum = old > tile_maximum ? old : tile_maximum;
+    const float correction = exp(old - maximum);
+    vfloat sum = {};
+    for (int i = 0; i < kVectors; ++i) {
+      const vfloat weight = exp(tile[i] - maximum);
+      store(scores + i * kLanes, weight);
+      sum += weight;
+    }
+    state.maxima[pair] = maximum;
+    state.sums[pair] = state.sums[pair] * correction + sum_lanes(sum);
+    s.corrections[pair] = correction;
+  }
+}
+
+template <class Page, int kRows, int kVectors>
+inline void value_block(const float* weights, const float* corrections, const Page* const* values,
+                        const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
+  vfloat sums[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(weighted + row * dim + v * kLanes) * corrections[row];
+  }
+  for (int key = begin; key < end; ++key) {
+    const Page* p = values[key] + column;
+    if (upcoming != nullptr) prefetch(upcoming[key] + column, kVectors * kLanes);
+    vfloat value[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) value[v] = load(p + v * kLanes);
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const vfloat weight = broadcast(weights[row * kTileKeys + key]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(weight, value[v], sums[row][v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) store(weighted + row * dim + v * kLanes, sums[row][v]);
+  }
+}
+
+template <class Page, int kVectors>
+inline void value_columns(const Scratch& s, const State& state, int pairs, const Page* const* values,
+                          const Page* const* upcoming, int column, int dim) {
+  for (int pair = 0; pair < pairs; pair += kRowBlock) {
+    const int rows = min(kRowBlock, pairs - pair);
+    const int begin = s.first_key[pair], end = s.last_key[pair + rows - 1];
+    const Page* const* ahead = pair == 0 ? upcoming : nullptr;
+    const float* weights = s.scores + pair * kTileKeys;
+    const float* corrections = s.corrections + pair;
+    float* weighted = state.weighted + static_cast<int64_t>(pair) * dim + column;
+    if (rows == kRowBlock) {
+      value_block<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    } else if (rows == 3) {
+      value_block<Page, 3, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    } else if (rows == 2) {
+      value_block<Page, 2, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    } else {
+      value_block<Page, 1, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    }
+  }
+}
+
+// Adds the tile's weighted values; meanwhile fetches `upcoming`, the keys of the next tile, if there is one.
+template <class Page>
+void weigh_tile(const Scratch& s, const State& state, int pairs, const Page* const* values,
+                const Page* const* upcoming, int dim) {
+  int column = 0;
+  for (; column + kColumnVectors * kLanes <= dim; column += kColumnVectors * kLanes) {
+    value_columns<Page, kColumnVectors>(s, state, pairs, values, upcoming, column, dim);
+  }
+  for (; column < dim; column += kLanes) value_columns<Page, 1>(s, state, pairs, values, upcoming, column, dim);
+}
+
+}  // namespace
