@@ -72,7 +72,7 @@ def random_prompts(lengths: list[int], bos: int, vocab_size: int) -> list[list[i
 
 def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     assert [logits.shape for logits in ours] == [logits.shape for logits in theirs]
-    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return float((torch.cat(ours) - torch.cat(theirs)).abs().max())  # NaN when any is: Python's max would lose it
 
 
 TINY_PROMPTS = random_prompts([1, 23, 150], bos=256, vocab_size=280)
@@ -153,6 +153,7 @@ def test_half_precision_stays_near_the_float32_logits(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_default_model_gives_the_logits_of_transformers(
     default_model_hf_dir: Path, paged_logits: LogitsOf, oracle_logits: Any, oracle_job: Any
 ) -> None:

@@ -85,12 +85,15 @@ def test_a_config_that_is_not_json_is_named(tmp_path: Path) -> None:
 
 
 def test_an_index_may_only_name_files_beside_it(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "a.safetensors").touch()
     (tmp_path / "a.safetensors").touch()
-    (tmp_path / "config.json").write_text("{}")
-    index = tmp_path / "model.safetensors.index.json"
-    checkpoint = resolve_checkpoint(str(tmp_path))
+    (directory / "config.json").write_text("{}")
+    index = directory / "model.safetensors.index.json"
+    checkpoint = resolve_checkpoint(str(directory))
     index.write_text('{"weight_map": {"x": "a.safetensors", "y": "a.safetensors"}}')
-    assert checkpoint.weight_files() == (tmp_path / "a.safetensors",)
+    assert checkpoint.weight_files() == (directory / "a.safetensors",)
     for shard in ("missing.safetensors", "../a.safetensors"):
         index.write_text(f'{{"weight_map": {{"x": "{shard}"}}}}')
         with pytest.raises(CheckpointError, match="which is not in"):
