@@ -136,12 +136,16 @@ class Metrics:
             registry=self._registry,
         )
         self._outcomes = {reason: outcomes.labels(reason.value) for reason in FinishReason}
-        self._ttft = self._histogram("time_to_first_token", "Arrival at the API to the first token.", TTFT_BUCKETS)
-        self._itl = self._histogram("inter_token_latency", "Between two tokens of one request.", ITL_BUCKETS)
-        self._e2e = self._histogram("e2e_request_latency", "Arrival to an end by stop or length.", E2E_BUCKETS)
+        self._ttft = self._histogram(
+            "time_to_first_token", "Seconds from arrival at the API to the first token.", TTFT_BUCKETS
+        )
+        self._itl = self._histogram("inter_token_latency", "Seconds between two tokens of one request.", ITL_BUCKETS)
+        self._e2e = self._histogram(
+            "e2e_request_latency", "Seconds from arrival to an end by stop or length.", E2E_BUCKETS
+        )
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"octavo_{name}_seconds", f"Seconds: {what}", registry=self._registry, buckets=buckets)
+        return Histogram(f"octavo_{name}_seconds", what, registry=self._registry, buckets=buckets)
 
     def observe_first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)

@@ -8,6 +8,7 @@ running requests finish, then everything closes; a second signal does not wait f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -69,7 +70,11 @@ async def _serve(
         state = _state(options, client, name)
         http: HttpServer = http_server.HttpServer(state, listener)
         try:
-            if not await _unless(stop, asyncio.gather(starting, loading)):
+            started = asyncio.gather(starting, loading)
+            if not await _unless(stop, started):
+                started.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await started
                 return 0
             bar.close()
             ready, text = starting.result(), loading.result()
@@ -82,8 +87,7 @@ async def _serve(
         finally:
             starting.cancel()
             loading.cancel()
-            await client.close()
-            await http.close()
+            await asyncio.gather(client.close(), http.close())
     finally:
         bar.close()
 

@@ -256,7 +256,9 @@ class Api:
         return [orjson.loads(payload) for payload in payloads[:-1]] + ["[DONE]"]
 
     @staticmethod
-    def assert_error(response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:
+    def assert_error(
+        response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None
+    ) -> str:
         """Check that ``response`` is an error object and nothing else; its message."""
         assert response.status_code == status, response.text
         assert response.headers["content-type"] == "application/json"
@@ -274,7 +276,9 @@ class Api:
     @staticmethod
     def joined(chunks: Iterable[Any], index: int = 0) -> str:
         """The text of one choice of a streamed completion."""
-        return "".join(c["text"] for chunk in chunks if chunk != "[DONE]" for c in chunk["choices"] if c["index"] == index)
+        return "".join(
+            c["text"] for chunk in chunks if chunk != "[DONE]" for c in chunk["choices"] if c["index"] == index
+        )
 
 
 @pytest.fixture

@@ -93,7 +93,9 @@ async def test_latencies_are_observed_once_per_token_and_request(api, engine) ->
 async def test_merged_deltas_count_one_interval_per_token(api, engine) -> None:
     engine.answer("abcdefg", per_delta=3)
     await api.completion()
-    assert await api.metric("octavo_inter_token_latency_seconds_count") == 4  # of the first delta's three, only one is timed
+    assert (
+        await api.metric("octavo_inter_token_latency_seconds_count") == 4
+    )  # of the first delta's three, only one is timed
 
 
 async def test_refused_requests_have_no_outcome(api) -> None:

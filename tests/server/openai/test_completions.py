@@ -20,9 +20,7 @@ async def test_a_completion_has_the_fields_the_api_promises(api, engine) -> None
     assert body == {
         "object": "text_completion",
         "model": api.model,
-        "choices": [
-            {"index": 0, "text": " there", "logprobs": None, "finish_reason": "length", "stop_reason": None}
-        ],
+        "choices": [{"index": 0, "text": " there", "logprobs": None, "finish_reason": "length", "stop_reason": None}],
         "usage": {
             "prompt_tokens": 2,
             "completion_tokens": 6,
@@ -74,7 +72,9 @@ async def test_a01_a02_an_empty_prompt_is_refused(api, engine, prompt) -> None:
     assert engine.requests == []
 
 
-@pytest.mark.parametrize("prompt", [None, 5, True, {"text": "x"}, ["a", 1], [1, "a"], [[1], "a"], [1.0], [True], [None]])
+@pytest.mark.parametrize(
+    "prompt", [None, 5, True, {"text": "x"}, ["a", 1], [1, "a"], [[1], "a"], [1.0], [True], [None]]
+)
 async def test_a_prompt_of_any_other_form_is_refused(api, engine, prompt) -> None:
     api.assert_error(await api.completion(prompt=prompt), 400, param="prompt")
     assert engine.requests == []
@@ -156,7 +156,7 @@ async def test_c12_the_stop_reason_is_null_for_eos_and_the_id_for_a_stop_token(a
     [choice] = (await api.completion()).json()["choices"]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("done", "stop", None)
     [x] = engine.tokenizer.encode("x")
-    ids = engine.tokenizer.encode("yes") + [x]
+    ids = [*engine.tokenizer.encode("yes"), x]
     delta = RequestDelta(request_id="", token_ids=ids, finish_reason=FinishReason.STOP, stop_token_id=x)
     engine.scripts.append([delta])
     body = (await api.completion(stop_token_ids=[x])).json()
@@ -194,7 +194,9 @@ async def test_a_stream_of_several_prompts_marks_every_chunk_with_its_index(api,
     chunks = api.events((await api.completion(prompt=["x", "y"], stream=True)).text)
     assert api.joined(chunks, 0) == "aaa"
     assert api.joined(chunks, 1) == "bbbb"
-    finished = [(c["index"], c["finish_reason"]) for chunk in chunks[:-1] for c in chunk["choices"] if c["finish_reason"]]
+    finished = [
+        (c["index"], c["finish_reason"]) for chunk in chunks[:-1] for c in chunk["choices"] if c["finish_reason"]
+    ]
     assert sorted(finished) == [(0, "length"), (1, "stop")]
 
 
@@ -216,9 +218,7 @@ async def test_d09_a_held_back_half_match_is_flushed_once_at_the_end(api, engine
 async def test_d02_a_character_cut_by_max_tokens_shows_as_one_replacement_character(api, engine, stream) -> None:
     ids = engine.tokenizer.encode("a👋")[:-1]
     deltas = [RequestDelta(request_id="", token_ids=[i]) for i in ids[:-1]]
-    engine.scripts.append(
-        [*deltas, RequestDelta(request_id="", token_ids=ids[-1:], finish_reason=FinishReason.LENGTH)]
-    )
+    engine.scripts.append([*deltas, RequestDelta(request_id="", token_ids=ids[-1:], finish_reason=FinishReason.LENGTH)])
     response = await api.completion(
         max_tokens=4, stream=stream, stream_options={"include_usage": True} if stream else None
     )

@@ -1,4 +1,4 @@
-"""What the API refuses, by name, before anything reaches the engine. Ids like A07 name cases known from other servers."""
+"""What the API refuses, by name, before the engine sees it. Ids like A07 name cases known from other servers."""
 
 from __future__ import annotations
 
@@ -131,8 +131,9 @@ async def test_a_field_nobody_knows_is_refused_by_name(api, engine, path) -> Non
 
 async def test_fields_that_ask_for_nothing_pass_in_completions(api) -> None:
     response = await api.completion(
-        n=1, best_of=1, echo=False, logprobs=None, suffix=None, presence_penalty=0, frequency_penalty=0.0, logit_bias=None,
-        user="me", stop=None, stream=False, stream_options=None, seed=None, response_format={"type": "text"},
+        n=1, best_of=1, echo=False, logprobs=None, suffix=None, presence_penalty=0, frequency_penalty=0.0,
+        logit_bias=None, user="me", stop=None, stream=False, stream_options=None, seed=None,
+        response_format={"type": "text"},
     )  # fmt: skip
     assert response.status_code == 200
 

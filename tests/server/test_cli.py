@@ -1,0 +1,129 @@
+"""The `octavo` command up to the point where a model loads: usage, expected failures, what gets imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from server import cli
+from server.listener import listen
+
+ROOT = Path(__file__).parents[2]
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command, which must fail with one sentence and status 1; the sentence."""
+    assert cli.main(["serve", "--port", "0", *arguments]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo: ")
+    return line
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("octavo ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["fly"], ["serve", "--no-such-flag"], ["serve", "--port", "many"]])
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: octavo" in capsys.readouterr().err
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    flags = (
+        "--host --port --served-model-name --dtype --device --max-model-len --max-num-seqs --max-num-batched-tokens "
+        "--block-size --gpu-memory-utilization --kv-cache-memory-bytes --num-gpu-blocks-override "
+        "--enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template --revision "
+        "--max-request-bytes --shutdown-timeout --engine-silence-limit"
+    )
+    assert [flag for flag in flags.split() if flag not in text] == []
+
+
+def test_flags_left_out_mean_the_defaults_of_the_engine() -> None:
+    options = cli._options(cli._parser().parse_args(["serve"]))
+    assert options.engine == EngineConfig(model="")
+    options.validate()
+
+
+def test_every_flag_of_the_engine_arrives() -> None:
+    arguments = (
+        "serve m --dtype float32 --device cpu --max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 "
+        "--block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 --num-gpu-blocks-override 9 "
+        "--no-enable-prefix-caching --threads 2 --seed 7"
+    )
+    options = cli._options(cli._parser().parse_args(arguments.split()))
+    assert options.model == "m"
+    assert options.engine == EngineConfig(
+        model="",
+        dtype="float32",
+        device="cpu",
+        max_model_len=100,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        block_size=32,
+        gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=1000,
+        num_gpu_blocks_override=9,
+        enable_prefix_caching=False,
+        threads=2,
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "70000"], "--port 70000"),
+        (["--block-size", "3"], "--block-size 3"),
+        (["--dtype", "int3"], "--dtype int3"),
+        (["--max-num-seqs", "0"], "--max-num-seqs 0"),
+        (["--max-request-bytes", "0"], "--max-request-bytes 0"),
+        (["--shutdown-timeout", "-1"], "--shutdown-timeout -1"),
+        (["--shutdown-timeout", "nan"], "--shutdown-timeout nan"),
+        (["--engine-silence-limit", "0"], "--engine-silence-limit 0"),
+        (["--served-model-name", ""], "--served-model-name"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(capsys: pytest.CaptureFixture[str], arguments, named) -> None:
+    assert named in fails(capsys, *arguments)
+
+
+def test_a_path_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "/no/such/model" in fails(capsys, "/no/such/model")
+
+
+def test_a_port_in_use_is_told_before_the_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        line = fails(capsys, "/no/such/model", "--port", str(port))
+    assert f"port {port}" in line
+    assert "in use" in line
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of all modules that a fresh interpreter holds after ``statement``."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    return set(run.stdout.split())
+
+
+def test_the_api_process_imports_no_torch_and_no_transformers() -> None:
+    modules = modules_after("import server.cli, server.serving, server.http_server, server.text_parts")
+    assert modules.isdisjoint({"torch", "triton", "transformers"})
+
+
+def test_the_command_itself_imports_next_to_nothing() -> None:
+    modules = modules_after("import server.cli")
+    assert modules.isdisjoint({"fastapi", "uvicorn", "pydantic", "msgspec", "numpy", "tokenizers", "engine.config"})

@@ -1,0 +1,43 @@
+"""What a user reads while a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import Checkpoint
+from models.checkpoint import CheckpointFormat
+from server.startup import announce, startup_table
+
+
+def test_the_table_says_what_was_loaded_where_and_how_long_it_took(engine) -> None:
+    ready = engine.make_ready(warnings=["20 pages hold 319 tokens at most"])
+    table = startup_table("org/tiny", ready, {"tokenizer": 0.25}, 3.14, "http://127.0.0.1:8000")
+    rows = dict(line.strip().split("  ", 1) for line in table.splitlines())
+    assert {name: value.strip() for name, value in rows.items()} == {
+        "model": "org/tiny",
+        "device": "cpu, 2 threads",
+        "dtype": "float32",
+        "attention": "scripted",
+        "weights": "4.00 GB",
+        "KV memory": "0.00 GB in 20 pages",
+        "page": "16 tokens, 1,024 bytes",
+        "max context": "512 tokens",
+        "batch": "8 requests, 64 tokens a step",
+        "start-up": "3.1 s: tokenizer 0.2, weights 1.5",
+        "warning": "20 pages hold 319 tokens at most",
+        "serving": "http://127.0.0.1:8000/v1",
+    }
+
+
+def test_the_demo_model_is_announced_with_its_terms_and_as_a_base_model(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Checkpoint("demo", Path("x.gguf"), CheckpointFormat.GGUF, notice="The terms: here", is_demo=True))
+    terms, base = capsys.readouterr().err.splitlines()
+    assert terms == "The terms: here"
+    assert "base model, not an instruct model" in base
+
+
+def test_other_models_are_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(Checkpoint("mine", Path("x.gguf"), CheckpointFormat.GGUF))
+    assert capsys.readouterr().err == ""
