@@ -217,7 +217,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         pid, ready_seconds = arguments.server_pid, None
         if arguments.start:
-            server = StartedServer(arguments.start, f"{target.url}/v1/models", arguments.ready_timeout)
+            server = StartedServer(arguments.start, target.url, arguments.ready_timeout)
             stack.enter_context(server)
             pid, ready_seconds = server.pid, server.ready_seconds
         if not target.model:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from http import HTTPStatus
 from types import TracebackType
 from typing import IO, Self
 
@@ -30,12 +31,12 @@ class ServerStartError(Exception):
 class StartedServer:
     """A server process, from its command until the context ends.
 
-    ``ready_url`` is polled until it answers 200; ``ready_seconds`` is how long that took from the start of the command.
+    ``url`` is where it will serve, without a path; ``ready_seconds`` is the time from the start of the command to then.
     """
 
-    def __init__(self, command: str, ready_url: str, timeout: float) -> None:
+    def __init__(self, command: str, url: str, timeout: float) -> None:
         self._command = command
-        self._ready_url = ready_url
+        self._url = url
         self._timeout = timeout
         self.ready_seconds = 0.0
 
@@ -44,8 +45,8 @@ class StartedServer:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        if _answers(self._ready_url):
-            raise ServerStartError(f"something serves at {self._ready_url} already; stop it, or leave --start out")
+        if _status(self._url) is not None:
+            raise ServerStartError(f"something answers at {self._url} already; stop it, or leave --start out")
         self._log: IO[bytes] = tempfile.TemporaryFile()
         start = time.perf_counter()
         try:
@@ -74,11 +75,11 @@ class StartedServer:
         self._stop()
 
     def _wait_until_ready(self, start: float) -> None:
-        while not _answers(self._ready_url):
+        while not is_ready(self._url):
             if (status := self._process.poll()) is not None:
                 raise ServerStartError(f"{self._command!r} ended with status {status}:\n{self._end_of_log()}")
             if time.perf_counter() - start > self._timeout:
-                waited = f"is not ready at {self._ready_url} after {self._timeout:g} s"
+                waited = f"is not ready at {self._url} after {self._timeout:g} s"
                 raise ServerStartError(f"{self._command!r} {waited}:\n{self._end_of_log()}")
             time.sleep(POLL_SECONDS)
 
@@ -102,12 +103,21 @@ class StartedServer:
             os.killpg(self._process.pid, number)
 
 
-def _answers(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Whether the server at ``url`` takes requests: by its /ready, or where it has none, by its list of models."""
+    status = _status(f"{url}/ready")
+    if status == HTTPStatus.NOT_FOUND:
+        status = _status(f"{url}/v1/models")
+    return status == HTTPStatus.OK
+
+
+def _status(url: str) -> int | None:
+    """The status of a GET, None without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:
-            return bool(response.status == 200)
+            return int(response.status)
     except urllib.error.HTTPError as error:
         error.close()
-        return False
+        return error.code
     except OSError:
-        return False
+        return None
