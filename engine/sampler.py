@@ -14,7 +14,8 @@ import torch
 
 from engine.messages import SamplingParams
 
-_FIRST_LOOK = 512  # candidates sorted before the whole vocabulary is
+_FIRST_LOOK = 512  # candidates sorted at first
+_WIDER = 16  # how many times more are sorted when those do not suffice
 
 
 class Sampler:
@@ -59,8 +60,8 @@ def _sample_row(logits: torch.Tensor, params: SamplingParams, draw: float) -> in
 def _kept_candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the tokens that pass the filters, most likely first, and their ids.
 
-    Sorting 262,144 logits costs more than a layer of a small model, so without a top-k a few candidates are sorted
-    first, and all of them only when those do not hold the mass that was asked for.
+    Sorting 262,144 logits costs more than all layers of a small model, so without a top-k a few candidates are sorted
+    first, and more only while those do not hold the mass that was asked for.
     """
     limit = min(params.top_k or scaled.numel(), scaled.numel())
     whole_vocabulary = limit == scaled.numel()
@@ -74,10 +75,10 @@ def _kept_candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torc
             wanted = params.top_p * (total if whole_vocabulary else float(weights.sum()))
             keep = min(keep, int(torch.searchsorted(weights.cumsum(0), wanted)) + 1)
         if params.min_p > 0.0:
-            keep = min(keep, int((weights >= params.min_p).sum()))
+            keep = min(keep, max(1, int((weights >= params.min_p).sum())))  # none reaches it only where all is NaN
         if keep < look or look == limit:
             return weights[:keep], token_ids[:keep]
-        look = limit
+        look = min(limit, look * _WIDER)
 
 
 def _largest(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,5 +90,4 @@ def _largest(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
 def _inverse_cdf(weights: torch.Tensor, draw: float) -> int:
     cumulative = weights.cumsum(0)
     index = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
-    # rounding may put the target on the last sum itself: then the last token with any weight is meant
-    return min(index, int(torch.nonzero(weights)[-1]))
+    return min(index, weights.numel() - 1)  # NaN has no place among the sums: any token will do, but no error

@@ -174,10 +174,10 @@ def test_the_largest_draw_stays_in_range_where_sums_round() -> None:
 def test_a_vocabulary_larger_than_the_first_look_gives_the_reference_token(
     choices: dict[str, float], spread: float
 ) -> None:
-    """Flat, middling and peaked rows of 3000 tokens: 512 candidates are too few, or just enough, or plenty."""
+    """Flat, middling and peaked rows of 12,000 tokens: 512 candidates are too few, 8192 too, or they are plenty."""
     torch.manual_seed(1)
-    logits = torch.randn(3000) * spread
-    assert logits.unique().numel() == 3000
+    logits = torch.linspace(-2, 2, 12_000)[torch.randperm(12_000)] ** 3 * spread
+    assert logits.unique().numel() > 11_000
     for i in range(8):
         draw = uniform_draw(4, i)
         assert sample(logits, draw, **choices) == reference(logits, draw, params(**choices))
@@ -268,6 +268,19 @@ def test_c02_c05_c07_a_row_is_the_same_alone_in_any_order_and_beside_anything() 
     for order in ([0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [2, 2, 2, 0, 0], [3, 0], [0, 4, 0]):
         together = Sampler().sample(logits[order], [choices[i] for i in order], [draws[i] for i in order])
         assert together == [alone[i] for i in order]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_broken_row_gives_some_token_and_harms_no_other_row(bad: float) -> None:
+    torch.manual_seed(3)
+    good = torch.randn(2000)
+    broken = torch.full((2000,), bad)
+    for one in (params(), params(top_k=5), params(top_p=0.9), params(min_p=0.1), params(temperature=0.0)):
+        alone = sample(good, 0.4, temperature=0.9, min_p=0.01)
+        neighbour = params(temperature=0.9, min_p=0.01)
+        tokens = Sampler().sample(torch.stack([broken, good, broken]), [one, neighbour, one], [0.4] * 3)
+        assert tokens[1] == alone
+        assert 0 <= tokens[0] == tokens[2] < 2000
 
 
 def test_sampling_leaves_the_logits_as_they_were() -> None:
