@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import msgspec
@@ -141,6 +141,8 @@ class EngineClient:
         self._fail_all(EngineUnavailable("the server is shutting down"))
         if was_ready:
             self._send(Shutdown())
+        elif self._process is not None:
+            self._process.kill()  # still loading: it reads no messages, and has nothing to lose
         if self._reading is not None:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -272,7 +274,7 @@ class EngineClient:
         ready, capacity = self._serving()
         return min(ready.max_model_len, capacity.max_tokens(ready.max_model_len - 1) + 1) - num_prompt_tokens
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[RequestDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         """Submit and yield deltas; the last has a finish_reason. Deltas merge while the consumer is slow.
 
         Closing the iterator before the last delta aborts the request. Raises EngineUnavailable before the first delta,

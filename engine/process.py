@@ -8,6 +8,7 @@ with its parent: a closed socket is an order to exit.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,9 @@ IDLE_AUDIT_SECONDS = 1.0
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API process decides when to stop
+    # The API process decides when to stop, also where a signal goes to the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     started = time.perf_counter()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -80,4 +83,7 @@ def run(engine: Engine, channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # skips torch's own teardown, most of a second
