@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from models.model import CausalLM
 
 from block_manager.kv_cache import KVCache
 from engine.input_batch import InputBatch
 from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
 from kernels.attention import PagedLayer
+from models.model import CausalLM
 from scheduler.batch import ScheduledBatch
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from kernels.backends import choose_backend
-from models.loader import load_model, weight_bytes
 
 from block_manager.groups import LayerGroup, plan_groups
 from block_manager.kv_cache import KVCache
@@ -23,6 +21,8 @@ from engine.input_batch import InputBatch
 from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
+from kernels.backends import choose_backend
+from models.loader import load_model, weight_bytes
 from models.spec import ModelSpec
 from scheduler.scheduler import Scheduler, SchedulerConfig
 
