@@ -21,6 +21,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DOCTAVO_X86")
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = [*VARIANTS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
+    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16"]
 
 
 class BuildNativeLibrary(build_ext):
@@ -39,7 +40,7 @@ class BuildNativeLibrary(build_ext):
 
     def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
         # gcc 12 takes the undefined operands of its own AVX-512 intrinsics for uninitialised variables.
-        options = [*FLAGS, "-Wno-maybe-uninitialized", *flags]
+        options = [*FLAGS, "-Wno-uninitialized", "-Wno-maybe-uninitialized", *flags]
         folder = os.path.join(self.build_temp, variant)
         return self.compiler.compile([f"{SOURCE}/{source}"], output_dir=folder, extra_postargs=options)
 

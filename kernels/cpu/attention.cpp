@@ -28,6 +28,7 @@ const KernelTable* const* variants() {
 #ifdef OCTAVO_X86
       &kernels_avx2,
       &kernels_avx512,
+      &kernels_avx512_bf16,
 #endif
   };
   return table;
@@ -38,10 +39,10 @@ bool supported(int variant) {
 #ifdef OCTAVO_X86
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (variant == 1) return avx2;
-  if (variant == 2) {
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (variant == 2) return avx512;
+  if (variant == 3) return avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
   return false;
 }
@@ -199,9 +200,9 @@ int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
 using octavo::DType;
 
-// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512).
+// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16).
 OCTAVO_EXPORT int octavo_best_variant() {
-  for (int variant = 2; variant > 0; --variant) {
+  for (int variant = 3; variant > 0; --variant) {
     if (octavo::supported(variant)) return variant;
   }
   return 0;

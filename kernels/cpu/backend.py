@@ -77,8 +77,8 @@ class NativeBackend:
         num_tokens, num_q_heads, query_dim = query.shape
         if query_dim != head_dim or num_q_heads % num_kv_heads:
             raise ValueError(f"query {_describe(query)} does not fit pages {_describe(key_pages)}")
-        if (window is not None and window < 1) or (softcap is not None and softcap <= 0):
-            raise ValueError(f"window {window} and softcap {softcap} must be positive or None")
+        if scale <= 0 or (window is not None and window < 1) or (softcap is not None and softcap <= 0):
+            raise ValueError(f"scale {scale}, window {window} and softcap {softcap} must be positive (or None)")
         seq_lens, block_table = metadata.seq_lens, metadata.block_table
         num_seqs, max_blocks = block_table.shape
         _check_integers("query_start_loc", metadata.query_start_loc, torch.int32, (num_seqs + 1,))

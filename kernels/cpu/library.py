@@ -26,6 +26,7 @@ class Variant(enum.IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    AVX512_BF16 = 3
 
 
 class AttendCall(ctypes.Structure):

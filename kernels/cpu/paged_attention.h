@@ -81,6 +81,7 @@ extern const KernelTable kernels_portable;
 #ifdef OCTAVO_X86
 extern const KernelTable kernels_avx2;
 extern const KernelTable kernels_avx512;
+extern const KernelTable kernels_avx512_bf16;
 #endif
 
 }  // namespace octavo

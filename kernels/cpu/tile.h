@@ -14,9 +14,9 @@ namespace {
 using octavo::kTileKeys;
 using octavo::Unit;
 
-constexpr int kKeyBlock = 4;         // keys per register block of the scores
-constexpr int kCachedKeys = 16;      // keys that stay in L1 while all pairs pass
-constexpr int kColumnVectors = 4;    // vectors of head_dim per register block of the values
+constexpr int kKeyBlock = 4;       // keys per register block of the scores
+constexpr int kCachedKeys = 16;    // keys that stay in L1 while all pairs pass
+constexpr int kColumnVectors = 4;  // vectors of head_dim per register block of the values
 
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
@@ -39,13 +39,13 @@ struct State {
 
 // Scratch of one unit, carved from one allocation.
 struct Scratch {
-  float* query;      // [pairs, padded_dim], scaled
-  float* scores;     // [pairs, kTileKeys], then the weights
-  float* keys;       // [kTileKeys, padded_dim], widened
-  float* values;     // likewise
+  float* query;        // [pairs, padded_dim], or bfloat16 numbers in its place
+  float* scores;       // [pairs, kTileKeys], then the weights
+  float* keys;         // [kTileKeys, padded_dim], widened
+  float* values;       // likewise
   float* corrections;  // [pairs]
-  float* split;      // one partial slot
-  float* total;      // one partial slot
+  float* split;        // one partial slot
+  float* total;        // one partial slot
   int32_t* first_key;  // [pairs], visible range within the tile
   int32_t* last_key;   // [pairs], one past
 
@@ -91,17 +91,20 @@ struct Rows {
   const Page* values[kTileKeys];
 };
 
-template <class Page, int kRows>
-inline void score_block(const float* query, const Page* const* keys, int dim, float* scores) {
+template <class Query, class Key, int kRows>
+inline void score_block(const Query* query, const Key* const* keys, int dim, float* scores) {
+  using Product = Dot<Query, Key>;
+  using Vector = typename Product::Vector;
   vfloat sums[kRows][kKeyBlock] = {};
-  const Page *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
-  for (int i = 0; i < dim; i += kLanes) {
-    const vfloat key[kKeyBlock] = {load(k0 + i), load(k1 + i), load(k2 + i), load(k3 + i)};
+  const Key *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+  for (int i = 0; i < dim; i += Product::step) {
+    const Vector key[kKeyBlock] = {Product::load_row(k0 + i), Product::load_row(k1 + i), Product::load_row(k2 + i),
+                                   Product::load_row(k3 + i)};
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
-      const vfloat q = load(query + row * dim + i);
+      const Vector q = Product::load_row(query + row * dim + i);
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = fma(q, key[k], sums[row][k]);
+      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = Product::accumulate(q, key[k], sums[row][k]);
     }
   }
 #pragma GCC unroll 4
@@ -117,30 +120,31 @@ inline void prefetch(const Page* row, int count) {
   for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(Page))) __builtin_prefetch(row + i, 0, 2);
 }
 
-// Scores of the pairs of one register block against keys begin .. end - 1 of the tile.
-template <class Page>
-inline void score_rows(const Scratch& s, int pair, int rows, const Rows<Page>& tile, int begin, int end, int dim) {
-  const float* query = s.query + static_cast<int64_t>(pair) * dim;
-  const Page* const* keys = tile.keys;
+// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches those rows of `upcoming`.
+template <class Query, class Key, class Page>
+inline void score_rows(const Query* query, int rows, const Key* const* keys, const Page* const* upcoming, int begin,
+                       int end, int dim, float* scores) {
   for (int key = begin; key < end; key += kKeyBlock) {
-    if (pair == 0) {
-      for (int k = key; k < key + kKeyBlock; ++k) prefetch(tile.values[k], dim);
+    if (upcoming != nullptr) {
+      for (int k = key; k < key + kKeyBlock; ++k) prefetch(upcoming[k], dim);
     }
-    float* scores = s.scores + pair * kTileKeys + key;
     if (rows == kRowBlock) {
-      score_block<Page, kRowBlock>(query, keys + key, dim, scores);
+      score_block<Query, Key, kRowBlock>(query, keys + key, dim, scores + key);
     } else if (rows == 3) {
-      score_block<Page, 3>(query, keys + key, dim, scores);
+      score_block<Query, Key, 3>(query, keys + key, dim, scores + key);
     } else if (rows == 2) {
-      score_block<Page, 2>(query, keys + key, dim, scores);
+      score_block<Query, Key, 2>(query, keys + key, dim, scores + key);
     } else {
-      score_block<Page, 1>(query, keys + key, dim, scores);
+      score_block<Query, Key, 1>(query, keys + key, dim, scores + key);
     }
   }
 }
 
-template <class Page>
-void score_tile(const Scratch& s, int pairs, const Rows<Page>& rows_of_tile, const Tile& tile, int dim) {
+// Scores of all pairs; meanwhile fetches `upcoming`, the values of the same tile, unless null.
+template <class Query, class Key, class Page>
+void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page* const* upcoming, const Tile& tile,
+                int dim) {
+  const Query* query = reinterpret_cast<const Query*>(s.query);
   const int first = tile.begin / kKeyBlock * kKeyBlock;
   for (int cached = first; cached < tile.end; cached += kCachedKeys) {
     for (int pair = 0; pair < pairs; pair += kRowBlock) {
@@ -148,13 +152,15 @@ void score_tile(const Scratch& s, int pairs, const Rows<Page>& rows_of_tile, con
       // Rows ascend in position, so the first sees the earliest key and the last the latest.
       const int begin = max(cached, s.first_key[pair] / kKeyBlock * kKeyBlock);
       const int end = min(cached + kCachedKeys, s.last_key[pair + rows - 1]);
-      score_rows(s, pair, rows, rows_of_tile, begin, end, dim);
+      const Page* const* ahead = pair == 0 ? upcoming : nullptr;
+      float* scores = s.scores + pair * kTileKeys;
+      score_rows(query + static_cast<int64_t>(pair) * dim, rows, keys, ahead, begin, end, dim, scores);
     }
   }
 }
 
 // Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums.
-void soften_tile(const Scratch& s, const State& state, int pairs, float softcap) {
+void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap) {
   constexpr int kVectors = kTileKeys / kLanes;
   for (int pair = 0; pair < pairs; ++pair) {
     float* scores = s.scores + pair * kTileKeys;
@@ -167,7 +173,7 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float softcap)
     for (int key = 0; key < begin; ++key) scores[key] = -INFINITY;
     for (int key = end; key < kTileKeys; ++key) scores[key] = -INFINITY;
     vfloat tile[kVectors];
-    for (int i = 0; i < kVectors; ++i) tile[i] = load(scores + i * kLanes);
+    for (int i = 0; i < kVectors; ++i) tile[i] = load(scores + i * kLanes) * scale;
     if (softcap > 0) {
       for (int i = 0; i < kVectors; ++i) {
         const vfloat capped = softcap * tanh(tile[i] / softcap);

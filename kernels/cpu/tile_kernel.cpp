@@ -68,15 +68,6 @@ void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Pag
   for (int at = tile.end; at < kTileKeys; ++at) repeat(at);
 }
 
-template <class Page>
-inline void attend_rows(const Scratch& s, const State& state, int pairs, const Rows<Page>& rows,
-                        const Page* const* upcoming, const Tile& tile, const AttendCall& call) {
-  const int dim = call.padded_dim();
-  score_tile(s, pairs, rows, tile, dim);
-  soften_tile(s, state, pairs, call.softcap);
-  weigh_tile(s, state, pairs, rows.values, upcoming, dim);
-}
-
 void mark_visible(const AttendCall& call, const Unit& unit, const Tile& tile, const Scratch& s) {
   const int group = call.group();
   for (int row = 0; row < unit.num_rows; ++row) {
@@ -90,14 +81,17 @@ void mark_visible(const AttendCall& call, const Unit& unit, const Tile& tile, co
   }
 }
 
-template <class Page>
+// `upcoming` are the keys of the next tile, to be fetched meanwhile, or null.
+template <class Query, class Page>
 void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, const Rows<Page>& rows,
                  const Page* const* upcoming, const Scratch& s, const State& state) {
   const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
   mark_visible(call, unit, tile, s);
   const bool widen = call.head_dim != dim || (sizeof(Page) < sizeof(float) && pairs >= kWideningPairs);
   if (!widen) {
-    attend_rows(s, state, pairs, rows, upcoming, tile, call);
+    score_tile<Query>(s, pairs, rows.keys, rows.values, tile, dim);
+    soften_tile(s, state, pairs, call.scale, call.softcap);
+    weigh_tile(s, state, pairs, rows.values, upcoming, dim);
     return;
   }
   Rows<float> wide;
@@ -105,15 +99,20 @@ void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, con
     wide.keys[key] = s.keys + key * dim;
     wide.values[key] = s.values + key * dim;
   }
-  for (int key = tile.begin; key < tile.end; ++key) {
-    widen_row(rows.keys[key], s.keys + key * dim, call.head_dim, dim);
-    widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
+  constexpr const float* const* nothing = nullptr;
+  if constexpr (sizeof(Query) == sizeof(float)) {
+    for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.keys[key], s.keys + key * dim, call.head_dim, dim);
+    score_tile<Query>(s, pairs, wide.keys, nothing, tile, dim);
+  } else {
+    score_tile<Query>(s, pairs, rows.keys, nothing, tile, dim);
   }
-  attend_rows<float>(s, state, pairs, wide, nullptr, tile, call);
+  soften_tile(s, state, pairs, call.scale, call.softcap);
+  for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
+  weigh_tile(s, state, pairs, wide.values, nothing, dim);
 }
 
 // Attends one split into `state`, from nothing. `reach` is where the caller stops reading: as far as fetching ahead pays.
-template <class Page>
+template <class Query, class Page>
 void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, const Scratch& s, State state) {
   state.clear(unit.num_rows * call.group(), call.padded_dim());
   const int end = min((split + 1) * kSplitKeys, unit.kv_end);
@@ -124,7 +123,7 @@ void attend_split(const AttendCall& call, const Unit& unit, int split, int reach
     const bool more = start + kTileKeys < reach;
     if (more) locate(call, unit, Tile(unit, start + kTileKeys), rows[current ^ 1]);
     const Page* const* upcoming = more ? rows[current ^ 1].keys : nullptr;
-    attend_tile(call, unit, Tile(unit, start), rows[current], upcoming, s, state);
+    attend_tile<Query>(call, unit, Tile(unit, start), rows[current], upcoming, s, state);
   }
 }
 
@@ -152,8 +151,16 @@ void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
     for (int head = 0; head < group; ++head) {
       float* target = s.query + static_cast<int64_t>(row * group + head) * dim;
       widen_row(source + (first_head + head) * call.head_dim, target, call.head_dim, dim);
-      for (int i = 0; i < dim; i += kLanes) store(target + i, load(target + i) * call.scale);
     }
+  }
+}
+
+void copy_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
+  const int64_t row_elements = static_cast<int64_t>(call.group()) * call.head_dim;
+  bf16* target = reinterpret_cast<bf16*>(s.query);
+  for (int row = 0; row < unit.num_rows; ++row) {
+    const bf16* source = static_cast<const bf16*>(call.query) + (unit.first_token + row) * call.query_stride;
+    memcpy(target + row * row_elements, source + unit.kv_head * row_elements, sizeof(bf16) * row_elements);
   }
 }
 
@@ -182,37 +189,47 @@ void write_output(const AttendCall& call, const Unit& unit, State total) {
   }
 }
 
-template <class Page>
+template <class Query, class Page>
 void run_splits(const AttendCall& call, const Unit& unit, int split_begin, int split_end, const Scratch& s) {
   const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
   const int reach = min(split_end * kSplitKeys, unit.kv_end);
   if (unit.partials != nullptr) {
     for (int split = split_begin; split < split_end; ++split) {
       float* slot = unit.partials + (split - unit.split_begin()) * octavo::partial_floats(pairs, dim);
-      attend_split<Page>(call, unit, split, reach, s, State(slot, pairs, dim));
+      attend_split<Query, Page>(call, unit, split, reach, s, State(slot, pairs, dim));
     }
     return;
   }
   State total(s.total, pairs, dim), next(s.split, pairs, dim);
   total.clear(pairs, dim);
   for (int split = split_begin; split < split_end; ++split) {
-    attend_split<Page>(call, unit, split, reach, s, next);
+    attend_split<Query, Page>(call, unit, split, reach, s, next);
     fold(total, next, pairs, dim);
   }
   write_output(call, unit, total);
 }
 
+// Whether scores multiply bfloat16 numbers directly. Depends on the call only: a decode must do as its prefill does.
+inline bool multiplies_bf16(const AttendCall& call) {
+  return kMultipliesBf16 && call.query_dtype == DType::bfloat16 && call.pages_dtype == DType::bfloat16 &&
+         call.head_dim % Dot<bf16, bf16>::step == 0;
+}
+
 void run(const AttendCall& call, const Unit& unit, int split_begin, int split_end, float* scratch) {
   const Scratch s(scratch, unit.num_rows * call.group(), call.padded_dim());
+  if (multiplies_bf16(call)) {
+    copy_query(call, unit, s);
+    return run_splits<bf16, bf16>(call, unit, split_begin, split_end, s);
+  }
   switch (call.query_dtype) {
     case DType::float32: load_query<float>(call, unit, s); break;
     case DType::bfloat16: load_query<bf16>(call, unit, s); break;
     case DType::float16: load_query<f16>(call, unit, s); break;
   }
   switch (call.pages_dtype) {
-    case DType::float32: return run_splits<float>(call, unit, split_begin, split_end, s);
-    case DType::bfloat16: return run_splits<bf16>(call, unit, split_begin, split_end, s);
-    case DType::float16: return run_splits<f16>(call, unit, split_begin, split_end, s);
+    case DType::float32: return run_splits<float, float>(call, unit, split_begin, split_end, s);
+    case DType::bfloat16: return run_splits<float, bf16>(call, unit, split_begin, split_end, s);
+    case DType::float16: return run_splits<float, f16>(call, unit, split_begin, split_end, s);
   }
 }
 

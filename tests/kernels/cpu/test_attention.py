@@ -126,6 +126,7 @@ def test_pages_may_be_strided(backend, batch_of):
         ({"query": torch.zeros(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16 or float16"),
         ({"query": torch.zeros(1, 64, 4).transpose(1, 2)}, "contiguous in query"),
         ({"key_pages": torch.zeros(5, 1, 16, 64)[:, :, ::2]}, r"\[pages, kv_heads, block_size, head_dim\]"),
+        ({"scale": 0.0}, "must be positive"),
         ({"window": 0}, "must be positive"),
         ({"softcap": -1.0}, "must be positive"),
     ],
