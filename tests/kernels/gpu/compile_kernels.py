@@ -2,7 +2,9 @@
 
 A program, not a test: ``test_compile.py`` runs it in a process without ``TRITON_INTERPRET``. Each line is a ``Cost``.
 
-    python tests/kernels/gpu/compile_kernels.py 'decode:128:bfloat16:sm_90' ...
+    python tests/kernels/gpu/compile_kernels.py decode:128:bfloat16:sm_90:full prefill:128:bfloat16:sm_80:plain
+
+``full`` has a window, a softcap, four query heads to a KV head and splits; ``plain`` has none of them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from kernels.gpu.splits import SplitLimits
 from kernels.gpu.store_kv import BLOCK_TOKENS, store_kv_kernel
 from kernels.gpu.tile import TileShape, padded_head_dim
 
-GROUP = 4
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
 # Written every step by the runner, so their values must not choose a variant of the kernel.
@@ -48,20 +49,24 @@ class Cost:
     instructions: str
 
 
-def constants(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[Any, dict[str, Any], TileShape | None]:
+def constants(
+    kernel: str, head_dim: int, dtype: torch.dtype, variant: str
+) -> tuple[Any, dict[str, Any], TileShape | None]:
+    is_full = variant == "full"
+    window, group = (1024, 4) if is_full else (0, 1)
     common = {"HEAD_DIM": head_dim, "HEAD_DIM_PADDED": padded_head_dim(head_dim)}
     limits = SplitLimits.of(NUM_KV_HEADS)
     division = {"MIN_TILES": limits.min_tiles, "MAX_SPLITS": limits.max_splits}
-    attention = common | {"GROUP": GROUP, "BLOCK_SIZE": BLOCK_SIZE, "WINDOW": 1024, "HAS_SOFTCAP": True}
+    attention = common | {"GROUP": group, "BLOCK_SIZE": BLOCK_SIZE, "WINDOW": window, "HAS_SOFTCAP": is_full}
     if kernel == "store_kv":
         return store_kv_kernel, common | {"BLOCK_SIZE": BLOCK_SIZE, "BLOCK_TOKENS": BLOCK_TOKENS}, None
     if kernel == "reduce":
-        return merge_splits_kernel, common | division | {"WINDOW": 1024, "TILE": 64}, TileShape(1, 64, 1, 2)
+        return merge_splits_kernel, common | division | {"WINDOW": window, "TILE": 64}, TileShape(1, 64, 1, 2)
     if kernel == "decode":
-        tile = decode_tile_shape(GROUP, head_dim, dtype)
-        chosen = {"ROWS": tile.rows, "TILE": tile.keys, "IS_SPLIT": True}
+        tile = decode_tile_shape(group, head_dim, dtype)
+        chosen = {"ROWS": tile.rows, "TILE": tile.keys, "IS_SPLIT": is_full}
         return decode_kernel, attention | division | chosen, tile
-    tile = prefill_tile_shape(GROUP, head_dim, dtype)
+    tile = prefill_tile_shape(group, head_dim, dtype)
     return prefill_kernel, attention | {"ROWS": tile.rows, "TILE": tile.keys}, tile
 
 
@@ -88,9 +93,9 @@ def signature(kernel: Any, constant: dict[str, Any], dtype: torch.dtype) -> tupl
 
 
 def compile_kernel(name: str) -> Cost:
-    kernel_name, head_dim, dtype_name, architecture = name.split(":")
+    kernel_name, head_dim, dtype_name, architecture, variant = name.split(":")
     dtype = getattr(torch, dtype_name)
-    kernel, constant, tile = constants(kernel_name, int(head_dim), dtype)
+    kernel, constant, tile = constants(kernel_name, int(head_dim), dtype, variant)
     types, multiples = signature(kernel, constant, dtype)
     is_cuda = architecture.startswith("sm_")
     target = GPUTarget("cuda", int(architecture[3:]), 32) if is_cuda else GPUTarget("hip", architecture, 64)
