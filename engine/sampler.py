@@ -1,8 +1,8 @@
 """Sampler: one token per row of logits, by each request's own parameters.
 
 Rows never touch each other: each is filtered and drawn alone, so a request's tokens do not depend on its neighbours.
-The generator is counter-based: the draw of output token i of a request is a function of (seed, i) alone, so that
-preemption, batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
+The generator is counter-based: the draw for a position is a function of (seed, position) alone, so that preemption,
+batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations

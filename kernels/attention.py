@@ -13,7 +13,7 @@ Layouts, used by every backend:
 The tokens of one step are ragged: sequence ``s`` owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``,
 and they are the last rows of its ``seq_lens[s]`` tokens. A decode is a sequence with one row, a prefill chunk one
 with more; no backend needs to be told which is which. Block tables are indexed by absolute position, whatever the
-window: entries for pages that slid out of a window point at page 0, the null page, and must never be read.
+window: entries for pages that slid out of a window are stale or 0, the null page, and must never be read.
 """
 
 from __future__ import annotations
