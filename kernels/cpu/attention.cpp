@@ -94,7 +94,8 @@ Status add_units(const AttendCall& call, int sequence, std::vector<Unit>& units)
     return call.window > 0 ? std::max(0, position - call.window + 1) : 0;
   };
   const int32_t* table = call.block_table + sequence * call.block_table_stride;
-  for (int block = first_visible(seq_len - num_rows) / call.block_size; block <= (seq_len - 1) / call.block_size; ++block) {
+  const int first_block = first_visible(seq_len - num_rows) / call.block_size;
+  for (int block = first_block; block <= (seq_len - 1) / call.block_size; ++block) {
     if (table[block] < 0 || table[block] >= call.num_pages) return bad_block;
   }
   const int rows_per_unit = std::max(1, kUnitRows / call.group());
@@ -102,7 +103,8 @@ Status add_units(const AttendCall& call, int sequence, std::vector<Unit>& units)
     const int rows = std::min(rows_per_unit, num_rows - row);
     const int position = seq_len - num_rows + row;
     for (int head = 0; head < call.num_kv_heads; ++head) {
-      units.push_back({sequence, head, first_token + row, rows, position, first_visible(position), position + rows, nullptr});
+      units.push_back(
+          {sequence, head, first_token + row, rows, position, first_visible(position), position + rows, nullptr});
     }
   }
   return ok;
@@ -200,7 +202,8 @@ int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
 using octavo::DType;
 
-// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16).
+// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512
+// with bfloat16).
 OCTAVO_EXPORT int octavo_best_variant() {
   for (int variant = 3; variant > 0; --variant) {
     if (octavo::supported(variant)) return variant;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import re
 from pathlib import Path
 
 import torch  # noqa: F401  (loads the OpenMP runtime that the library binds to)
@@ -133,7 +134,7 @@ def _load(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        if "GOMP_" not in str(error):
+        if not re.search(r"undefined symbol: (GOMP|omp)_", str(error)):
             raise LibraryError(f"{path.name} does not load: {error}") from error
     # This torch keeps its OpenMP runtime to itself: make that very copy visible, or else the system's.
     try:

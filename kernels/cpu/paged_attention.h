@@ -1,9 +1,9 @@
 // What the planner (attention.cpp) and the per-ISA kernels (tile_kernel.cpp) agree on.
 //
-// Numerics contract. The arithmetic of one query row and head depends on its position, its query and the visible keys and
-// values only: key tiles and splits start at absolute positions, a row folds its tiles and then its splits in ascending
-// order, and masked positions are exact no-ops. So the bits of a row do not depend on the batch, the threads, the
-// chunking of the prefill, or whether it ran as a decode.
+// Numerics contract. The arithmetic of one query row and head depends on its position, its query and the visible keys
+// and values only: key tiles and splits start at absolute positions, a row folds its tiles and then its splits in
+// ascending order, and masked positions are exact no-ops. So the bits of a row do not depend on the batch, the
+// threads, the chunking of the prefill, or whether it ran as a decode.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The few vector operations the kernels need, for the instruction set this file is compiled for.
 //
-// Everything has internal linkage: an inline function with external linkage, compiled here for AVX-512, could be the copy
-// that the linker keeps for the portable build too.
+// Everything has internal linkage: an inline function with external linkage, compiled here for AVX-512, could be the
+// copy that the linker keeps for the portable build too.
 #pragma once
 
 #include <cstdint>

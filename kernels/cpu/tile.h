@@ -1,7 +1,7 @@
 // Attention of one tile of keys: scores, online softmax, weighted values, in register blocks.
 //
-// Every function works on the pairs of a unit, a pair being a query row and one of the KV head's query heads; pairs ascend
-// by row. Internal linkage throughout, for the reason given in simd.h.
+// Every function works on the pairs of a unit, a pair being a query row and one of the KV head's query heads; pairs
+// ascend by row. Internal linkage throughout, for the reason given in simd.h.
 #pragma once
 
 #include <cmath>
@@ -120,7 +120,8 @@ inline void prefetch(const Page* row, int count) {
   for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(Page))) __builtin_prefetch(row + i, 0, 2);
 }
 
-// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches those rows of `upcoming`.
+// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches those rows of
+// `upcoming`.
 template <class Query, class Key, class Page>
 inline void score_rows(const Query* query, int rows, const Key* const* keys, const Page* const* upcoming, int begin,
                        int end, int dim, float* scores) {

@@ -1,8 +1,9 @@
 // Paged causal attention for one unit of work, compiled once per instruction set (see setup.py).
 //
-// A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs. The
-// kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages; tiles of
-// 16-bit pages that many pairs share are first widened to float32 scratch. Knows nothing of threads or of other units.
+// A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs.
+// The kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages;
+// tiles of 16-bit pages that many pairs share are first widened to float32 scratch. Knows nothing of threads or of
+// other units.
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
@@ -107,11 +108,14 @@ void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, con
     score_tile<Query>(s, pairs, rows.keys, nothing, tile, dim);
   }
   soften_tile(s, state, pairs, call.scale, call.softcap);
-  for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
+  for (int key = tile.begin; key < tile.end; ++key) {
+    widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
+  }
   weigh_tile(s, state, pairs, wide.values, nothing, dim);
 }
 
-// Attends one split into `state`, from nothing. `reach` is where the caller stops reading: as far as fetching ahead pays.
+// Attends one split into `state`, from nothing. `reach` is where the caller stops reading: as far as fetching ahead
+// pays.
 template <class Query, class Page>
 void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, const Scratch& s, State state) {
   state.clear(unit.num_rows * call.group(), call.padded_dim());
@@ -174,7 +178,8 @@ void store_output(const AttendCall& call, const Unit& unit, State total) {
     for (int head = 0; head < group; ++head) {
       const int pair = row * group + head;
       float* weighted = total.weighted + static_cast<int64_t>(pair) * dim;
-      // Adding 0 turns -0 into +0: whether an underflowed sum kept its sign may depend on how many masked keys followed.
+      // Adding 0 turns -0 into +0: whether an underflowed sum kept its sign may depend on how many masked keys
+      // followed.
       for (int i = 0; i < dim; i += kLanes) store(weighted + i, load(weighted + i) / total.sums[pair] + 0.0f);
       narrow_row(weighted, target + static_cast<int64_t>(head) * call.head_dim, call.head_dim);
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +13,8 @@ from kernels import backends
 from kernels.cpu import library
 from kernels.cpu.backend import TorchBackend
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant, loaded_openmp_runtimes
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
@@ -44,6 +50,16 @@ def test_one_openmp_runtime_serves_torch_and_the_library(native, batch_of):
     torch.randn(300, 300) @ torch.randn(300, 300)
     batch_of([(1, 3000)]).attend(native)
     assert len(loaded_openmp_runtimes()) == 1
+
+
+def test_a_torch_that_hides_its_openmp_runtime_leaves_the_systems(native):
+    """A stand-in for torch loads no OpenMP runtime at all, so that the library's first load fails on its symbols."""
+    script = "import sys, types; sys.modules['torch'] = types.ModuleType('torch'); from kernels.cpu import library; "
+    script += "library.NativeLibrary(); print(len(library.loaded_openmp_runtimes()))"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    if "finds no OpenMP runtime" in child.stderr:
+        pytest.skip("this system has no libgomp.so.1 of its own")
+    assert (child.stderr, child.stdout) == ("", "1\n")
 
 
 def test_the_cpu_gets_the_native_backend_without_a_warning(native):
