@@ -22,7 +22,6 @@ from models.loader import load_model
 from models.model import CausalLM
 from scheduler.scheduler import Scheduler, SchedulerConfig
 
-MAX_TOKENS = 24
 BLOCK_SIZE = 16
 CONTEXT = 1024
 
@@ -42,16 +41,21 @@ def model(default_gguf: Path) -> CausalLM:
     )
 
 
-def prompts() -> list[list[int]]:
-    """16 prompts of 4 to 600 tokens, some past the window of 512, some sharing their first 100 tokens."""
+def requests() -> list[EngineRequest]:
+    """16 requests; one crosses the window of 512 and several chunks, some share a prefix, most grow past a page or two.
+
+    The short ones start small and grow long: that, not their prompts, is what a tight pool cannot foresee.
+    """
     rng = random.Random(16)
     shared = [rng.randrange(1000, 20000) for _ in range(100)]
-    lengths = [4, 15, 16, 17, 31, 33, 48, 64, 80, 100, 120, 128, 150, 200, 300, 600]
-    rng.shuffle(lengths)
-    return [
-        [2, *(shared[: min(n - 1, 100)] if i % 3 == 0 else []), *(rng.randrange(1000, 20000) for _ in range(n))][:n]
-        for i, n in enumerate(lengths)
-    ]
+    lengths = [4, 15, 16, 17, 31, 33, 12, 14, 20, 9, 11, 28, 13, 10, 8, 530]
+    made = []
+    for index, length in enumerate(lengths):
+        common = shared[: min(length - 1, 100)] if index % 3 == 0 else []
+        prompt = [2, *common, *(rng.randrange(1000, 20000) for _ in range(length))][:length]
+        sampling = SamplingParams(max_tokens=16 if length > 512 else 40, temperature=0.0, ignore_eos=True)
+        made.append(EngineRequest(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
+    return made
 
 
 def build(model: CausalLM, num_pages: int, max_num_batched_tokens: int, *, caching: bool) -> Engine:
@@ -73,15 +77,14 @@ def build(model: CausalLM, num_pages: int, max_num_batched_tokens: int, *, cachi
     )
 
 
-def generate(engine: Engine, batches: list[list[tuple[str, list[int]]]]) -> dict[str, list[int]]:
+def generate(engine: Engine, batches: list[list[EngineRequest]]) -> dict[str, list[int]]:
     """Run each batch of requests to its end; afterwards no page may be held and the audit must be clean."""
     tokens: dict[str, list[int]] = {}
     finished = set()
     for batch in batches:
-        for request_id, prompt in batch:
-            tokens[request_id] = []
-            sampling = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
-            engine.submit(EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling))
+        for request in batch:
+            tokens[request.request_id] = []
+            engine.submit(request)
         while engine.has_work:
             for delta in engine.step().deltas:
                 assert delta.error is None
@@ -97,22 +100,21 @@ def generate(engine: Engine, batches: list[list[tuple[str, list[int]]]]) -> dict
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_c14_f04_g10_same_tokens_alone_together_in_chunks_and_under_preemption(model: CausalLM) -> None:
-    requests = [(f"r{i}", prompt) for i, prompt in enumerate(prompts())]
-    groups = plan_groups([layer.window for layer in model.spec.layers])
-    longest = max(len(prompt) for _, prompt in requests) + MAX_TOKENS - 1
-    tight = Capacity(groups, BLOCK_SIZE, 0, 512).peak_pages(longest, 128)
-
-    alone = generate(build(model, 4000, 512, caching=False), [[request] for request in requests])
     together = build(model, 4000, 512, caching=False)
     chunked = build(model, 4000, 64, caching=True)
+    # just enough for the longest request alone, in chunks of 64
+    groups = plan_groups([layer.window for layer in model.spec.layers])
+    tight = Capacity(groups, BLOCK_SIZE, 0, 64).peak_pages(530 + 16 - 1, 64)
     squeezed = build(model, tight, 512, caching=True)
 
-    assert all(len(tokens) == MAX_TOKENS for tokens in alone.values())
-    assert generate(together, [requests]) == alone
+    alone = generate(build(model, 4000, 512, caching=False), [[request] for request in requests()])
+    assert [len(tokens) for tokens in alone.values()] == [request.sampling.max_tokens for request in requests()]
+    assert generate(together, [requests()]) == alone
     assert together.stats().preemptions == 0
-    assert generate(chunked, [requests]) == alone
+    assert generate(chunked, [requests()]) == alone
     assert chunked.stats().preemptions == 0
-    assert generate(squeezed, [requests]) == alone
+    assert generate(squeezed, [requests()]) == alone
     assert squeezed.stats().preemptions >= 5
     assert squeezed.stats().recomputed_tokens > 0
