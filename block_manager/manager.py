@@ -2,7 +2,7 @@
 
 It knows sequences by id, positions by number and nothing of requests, models or tensors. A sequence's life:
 
-    match_prefix -> admit -> (grow -> step -> commit)* -> free
+    match_prefix -> admit -> (grow -> step -> commit)* -> free        with fork and rollback in between
 
     block table of a windowed group, block_size 16, window 32, 70 tokens computed:
 
@@ -12,18 +12,27 @@ It knows sequences by id, positions by number and nothing of requests, models or
 
 Tables are indexed by absolute position, so a block never moves in its table. Pages are taken in `admit` and `grow`,
 before the step that fills them, and become findable by others in `commit`, after it succeeded: a failed step caches
-nothing.
+nothing. Blocks are shared by reference; one that is shared, or findable, is copied before anybody writes into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from block_manager.block import NULL_PAGE, KVBlock
+from block_manager import ledger, swap
+from block_manager.block import KVBlock
 from block_manager.block_pool import BlockPool
+from block_manager.block_table import BlockTable
 from block_manager.groups import LayerGroup
 from block_manager.hashing import BlockHashes
+from block_manager.host_tier import HostBlock, HostTier
+from block_manager.prefix_index import MissReason
+from block_manager.sequence import SequencePages
+from block_manager.swap import SwappedSequence
+from block_manager.transfers import Transfer, TransferKind
+from block_manager.usage import PageForecast, PageSnapshot, PageUsage, SequenceUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +40,43 @@ class PrefixMatch:
     """Cached blocks that a new sequence can share: its first ``num_tokens`` tokens need no computing.
 
     ``blocks[g]`` maps block index to block for group g; windowed groups list only what the window still needs.
+    ``miss`` says why it is not longer; None where it is as long as can be.
     """
 
     num_tokens: int
-    blocks: tuple[dict[int, KVBlock], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PageUsage:
-    """Pages by state; free + sum(cached) + sum(held) = total."""
-
-    total: int
-    free: int
-    cached: tuple[int, ...]
-    held: tuple[int, ...]
-
-
-class _Table:
-    """Blocks of one sequence in one group, and their pages as the kernels' tables want them.
-
-    ``blocks[i]`` is None where ``pages[i]`` is null. Blocks before ``first_held`` are all null.
-    """
-
-    __slots__ = ("blocks", "first_held", "pages")
-
-    def __init__(self) -> None:
-        self.blocks: list[KVBlock | None] = []
-        self.pages: list[tuple[int, ...]] = []
-        self.first_held = 0
+    blocks: tuple[dict[int, KVBlock | HostBlock], ...]
+    miss: MissReason | None = None
 
 
 class BlockManager:
-    """Block tables and pages of ``groups`` over a pool of ``num_pages`` pages of ``block_size`` tokens."""
+    """Block tables and pages of ``groups`` over a pool of ``num_pages`` pages of ``block_size`` tokens.
+
+    Windowed groups keep what `rollback` by up to ``max_rollback`` tokens needs. ``num_host_pages`` pages of host memory
+    take evicted prefixes and swapped sequences.
+    """
 
     def __init__(
-        self, groups: Sequence[LayerGroup], num_pages: int, block_size: int, *, enable_prefix_caching: bool = True
+        self,
+        groups: Sequence[LayerGroup],
+        num_pages: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        max_rollback: int = 0,
+        num_host_pages: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self.pool = BlockPool(num_pages, len(self.groups))
+        self.pool = BlockPool(num_pages, len(self.groups), clock=clock, on_evict=self._keep_on_host)
+        self.host = HostTier(num_host_pages)
+        self.sequences: dict[str, SequencePages] = {}
+        self.swapped: dict[str, SwappedSequence] = {}
         self._caching = enable_prefix_caching
-        self._null_pages = tuple((NULL_PAGE,) * group.pages_per_block for group in self.groups)
-        self._tables: dict[str, tuple[_Table, ...]] = {}
-        self._num_hashed: dict[str, int] = {}
+        self._max_rollback = max_rollback
+        self._clock = clock
+        self._next_handle = 1
+        self._transfers: list[Transfer] = []
 
     # ---- what a sequence would need
 
@@ -83,33 +86,34 @@ class BlockManager:
         The last token is always computed anew, for its logits. A full group needs all blocks of the prefix; a
         windowed one only those that the next position can still see.
         """
-        empty = PrefixMatch(0, tuple({} for _ in self.groups))
+        none: tuple[dict[int, KVBlock | HostBlock], ...] = tuple({} for _ in self.groups)
         if not self._caching:
-            return empty
-        length = min(len(hashes), (num_tokens - 1) // self.block_size)
-        shrunk = True
+            return PrefixMatch(0, none, MissReason.DISABLED)
+        longest = min(len(hashes), (num_tokens - 1) // self.block_size)
+        if not longest:
+            return PrefixMatch(0, none, MissReason.TOO_SHORT)
+        length, shrunk = longest, True
         while shrunk and length:
             shrunk = False
             for index, group in enumerate(self.groups):
                 usable = self._longest_hit(index, group, hashes, length)
                 if usable < length:
                     length, shrunk = usable, True
-        if not length:
-            return empty
+        miss = None if length == longest else self.pool.index.why_missing(hashes[length])
         found = []
         for index, group in enumerate(self.groups):
             first = group.first_needed_block(length * self.block_size, self.block_size)
-            blocks = {i: self.pool.find(index, hashes[i]) for i in range(first, length)}
+            blocks = {i: self._find(index, hashes[i]) for i in range(first, length)}
             found.append({i: block for i, block in blocks.items() if block is not None})
-        return PrefixMatch(length * self.block_size, tuple(found))
+        return PrefixMatch(length * self.block_size, tuple(found), miss)
 
     def _longest_hit(self, index: int, group: LayerGroup, hashes: BlockHashes, limit: int) -> int:
         """Most blocks, at most ``limit``, after which group ``index`` has every block that is still needed."""
         if group.window is None:
-            return next((i for i in range(limit) if self.pool.find(index, hashes[i]) is None), limit)
+            return next((i for i in range(limit) if self._find(index, hashes[i]) is None), limit)
         end = limit
         for i in range(limit - 1, -1, -1):
-            if self.pool.find(index, hashes[i]) is None:
+            if self._find(index, hashes[i]) is None:
                 end = i
             elif i <= group.first_needed_block(end * self.block_size, self.block_size):
                 return end
@@ -120,20 +124,22 @@ class BlockManager:
         pages = 0
         for group, blocks in zip(self.groups, match.blocks, strict=True):
             first = group.first_needed_block(match.num_tokens, self.block_size)
-            shared = sum(1 for block in blocks.values() if block.ref_count)
+            shared = sum(1 for block in blocks.values() if isinstance(block, KVBlock) and block.holders)
             to_take = -(-num_tokens // self.block_size) - first - shared
             # shared blocks slide out of a window too, so they do not lessen the most it holds later
-            most = group.max_blocks(num_tokens, chunk, self.block_size)
+            most = group.max_blocks(num_tokens, chunk + self._max_rollback, self.block_size)
             pages += min(to_take, most) * group.pages_per_block
         return pages
 
     def pages_to_reach(self, sequence_id: str, num_tokens: int) -> int:
-        """Fresh pages that ``sequence_id`` needs before it can compute positions below ``num_tokens``."""
+        """Pages that ``sequence_id`` takes before it can compute positions below ``num_tokens``, copies included."""
+        sequence = self.sequences[sequence_id]
         blocks = -(-num_tokens // self.block_size)
-        return sum(
-            max(0, blocks - len(table.blocks)) * group.pages_per_block
-            for group, table in zip(self.groups, self._tables[sequence_id], strict=True)
-        )
+        pages = 0
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            copied = num_tokens > sequence.num_tokens and self._is_written_by_others(sequence, table)
+            pages += (max(0, blocks - len(table)) + copied) * group.pages_per_block
+        return pages
 
     @property
     def available_pages(self) -> int:
@@ -144,40 +150,44 @@ class BlockManager:
 
     def admit(self, sequence_id: str, match: PrefixMatch, num_tokens: int) -> bool:
         """Open a table with the matched blocks and room for positions below ``num_tokens``; False: not enough pages."""
-        if sequence_id in self._tables:
-            raise ValueError(f"sequence {sequence_id} has a table already")
         hits = [block for blocks in match.blocks for block in blocks.values()]
-        idle = sum(len(block.pages) for block in hits if not block.ref_count)
+        taken = sum(len(block.pages) for block in hits if isinstance(block, HostBlock) or not block.holders)
         prefix_blocks = match.num_tokens // self.block_size
         fresh = -(-num_tokens // self.block_size) - prefix_blocks
-        if idle + fresh * sum(group.pages_per_block for group in self.groups) > self.pool.available_pages:
+        if taken + fresh * sum(group.pages_per_block for group in self.groups) > self.pool.available_pages:
             return False
+        sequence = self._open(sequence_id, match.num_tokens, prefix_blocks)
+        # all hits are secured before the first page is taken, which may evict
         for block in hits:
-            self.pool.touch(block)
-        tables = tuple(_Table() for _ in self.groups)
-        for null, table, blocks in zip(self._null_pages, tables, match.blocks, strict=True):
-            for i in range(prefix_blocks):
-                hit = blocks.get(i)
-                table.blocks.append(hit)
-                table.pages.append(null if hit is None else hit.pages)
-            table.first_held = prefix_blocks - len(blocks)
-        self._tables[sequence_id] = tables
-        self._num_hashed[sequence_id] = prefix_blocks
+            if isinstance(block, HostBlock):
+                self.host.detach(block)
+            else:
+                self.pool.touch(block, sequence.handle)
+        for table, blocks in zip(sequence.tables, match.blocks, strict=True):
+            table.append_null(prefix_blocks - len(blocks))
+            for index in sorted(blocks):
+                block = blocks[index]
+                table.append(self._fetch(block, sequence) if isinstance(block, HostBlock) else block)
+        sequence.count(sum(len(block.pages) for block in hits), sequence.opened)
         return self.grow(sequence_id, num_tokens)
 
     def grow(self, sequence_id: str, num_tokens: int) -> bool:
-        """Make room for positions below ``num_tokens``; False, and nothing taken, when pages are short."""
+        """Make room for positions below ``num_tokens``; False, and nothing taken, when pages are short.
+
+        A last block that others can see is replaced by a copy first (`take_transfers`).
+        """
         needed = self.pages_to_reach(sequence_id, num_tokens)
-        if not needed:
-            return True
         if needed > self.pool.available_pages:
             return False
-        blocks = -(-num_tokens // self.block_size)
-        for index, table in enumerate(self._tables[sequence_id]):
-            for _ in range(blocks - len(table.blocks)):
-                block = self.pool.allocate(index, self.groups[index].pages_per_block)
-                table.blocks.append(block)
-                table.pages.append(block.pages)
+        sequence = self.sequences[sequence_id]
+        if num_tokens > sequence.num_tokens:
+            self._own_last_blocks(sequence)
+        if needed:
+            blocks = -(-num_tokens // self.block_size)
+            for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+                for _ in range(blocks - len(table)):
+                    table.append(self.pool.allocate(index, group.pages_per_block, sequence.handle))
+                    sequence.count(group.pages_per_block, self._clock())
         return True
 
     def commit(self, sequence_id: str, num_computed_tokens: int, hashes: BlockHashes) -> None:
@@ -186,57 +196,180 @@ class BlockManager:
         Blocks that are full now become findable under ``hashes``, and blocks wholly behind a window go back to the
         pool.
         """
-        tables = self._tables[sequence_id]
+        sequence = self.sequences[sequence_id]
+        sequence.num_tokens = num_computed_tokens
         full = min(num_computed_tokens // self.block_size, len(hashes))
-        if self._caching and full > self._num_hashed[sequence_id]:
-            for table in tables:
-                for i in range(self._num_hashed[sequence_id], full):
+        if self._caching and full > sequence.num_hashed:
+            for table in sequence.tables:
+                for i in range(max(sequence.num_hashed, table.first_held), full):
                     block = table.blocks[i]
-                    if block is not None:
-                        self.pool.register(block, hashes[i])
-            self._num_hashed[sequence_id] = full
-        for index, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
-            first_needed = group.first_needed_block(num_computed_tokens, self.block_size)
-            for i in range(table.first_held, first_needed):
-                block = table.blocks[i]
-                if block is not None:
-                    self.pool.release(block)
-                    table.blocks[i] = None
-                    table.pages[i] = self._null_pages[index]
-            table.first_held = max(table.first_held, first_needed)
+                    assert block is not None
+                    self.pool.register(block, hashes[i])
+            sequence.num_hashed = full
+        kept = max(0, num_computed_tokens - self._max_rollback)
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            first_needed = group.first_needed_block(kept, self.block_size)
+            if first_needed > table.first_held:
+                self._release(sequence, table.drop_before(first_needed))
 
-    def free(self, sequence_id: str) -> None:
+    def fork(self, sequence_id: str, child_id: str) -> None:
+        """Open ``child_id`` with the same written positions as ``sequence_id``, every block shared; takes no page."""
+        parent = self.sequences[sequence_id]
+        child = self._open(child_id, parent.num_tokens, parent.num_hashed)
+        blocks = -(-parent.num_tokens // self.block_size)
+        for table, copy in zip(parent.tables, child.tables, strict=True):
+            copy.append_null(table.first_held)
+            for block in table.blocks[table.first_held : blocks]:
+                assert block is not None
+                self.pool.touch(block, child.handle)
+                copy.append(block)
+                child.count(len(block.pages), child.opened)
+
+    def rollback(self, sequence_id: str, num_tokens: int) -> None:
+        """Take back all positions from ``num_tokens`` on; whole blocks behind it go back to the pool.
+
+        ValueError when a window has moved on so far that it could not be restored (see ``max_rollback``).
+        """
+        sequence = self.sequences[sequence_id]
+        if not 0 <= num_tokens <= sequence.num_tokens:
+            raise ValueError(f"{sequence_id} has {sequence.num_tokens} tokens and cannot roll back to {num_tokens}")
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if group.first_needed_block(num_tokens, self.block_size) < table.first_held:
+                raise ValueError(f"{sequence_id} cannot roll back to {num_tokens}: {group.name} has moved on")
+        for table in sequence.tables:
+            self._release(sequence, table.drop_from(-(-num_tokens // self.block_size)))
+        sequence.num_tokens = num_tokens
+        sequence.num_hashed = min(sequence.num_hashed, num_tokens // self.block_size)
+
+    def free(self, sequence_id: str) -> SequenceUsage:
         """Close the table. Tail blocks go back first, so that they are evicted first and prefixes last longest."""
-        for table in self._tables.pop(sequence_id):
-            for block in reversed(table.blocks):
-                if block is not None:
-                    self.pool.release(block)
-        del self._num_hashed[sequence_id]
+        sequence = self.sequences.pop(sequence_id)
+        for table in sequence.tables:
+            self._release(sequence, table.drop_from(0))
+        return sequence.usage(self._clock())
 
-    # ---- what everyone may look at
+    def swap_out(self, sequence_id: str) -> bool:
+        """Move a sequence to host pages and close its table; False, and nothing moved, when the host is full."""
+        sequence = self.sequences[sequence_id]
+        swapped = swap.swap_out(self.host, sequence, self._transfers)
+        if swapped is None:
+            return False
+        self.free(sequence_id)
+        self.swapped[sequence_id] = swapped
+        return True
+
+    def swap_in(self, sequence_id: str, num_tokens: int) -> bool:
+        """Bring a swapped sequence back, with room for positions below ``num_tokens``; False: not enough pages."""
+        swapped = self.swapped[sequence_id]
+        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
+        fresh = blocks * sum(group.pages_per_block for group in self.groups)
+        if swapped.device_pages + fresh > self.pool.available_pages:
+            return False
+        del self.swapped[sequence_id]
+        sequence = self._open(sequence_id, swapped.num_tokens, swapped.num_hashed)
+        swap.swap_in(self.host, self.pool, swapped, sequence, self._transfers, sequence.opened)
+        return self.grow(sequence_id, num_tokens)
+
+    def drop_swapped(self, sequence_id: str) -> None:
+        """Give a swapped sequence's host pages back: it will not come back, or be computed anew."""
+        self.host.give_back(tuple(self.swapped.pop(sequence_id).pages))
+
+    # ---- what others carry out, or look at
+
+    def take_transfers(self) -> tuple[Transfer, ...]:
+        """Page contents to move, in this order, before the next step computes."""
+        transfers, self._transfers = tuple(self._transfers), []
+        return transfers
 
     def block_tables(self, sequence_id: str) -> tuple[list[tuple[int, ...]], ...]:
         """Per group, the page ids of each block, by absolute block index: a live view, not to be changed."""
-        return tuple(table.pages for table in self._tables[sequence_id])
+        return tuple(table.pages for table in self.sequences[sequence_id].tables)
+
+    def sequence_usage(self, sequence_id: str) -> SequenceUsage:
+        """Pages that a sequence holds and has held."""
+        return self.sequences[sequence_id].usage(self._clock())
 
     def usage(self) -> PageUsage:
-        """Pages by state, now."""
-        pool = self.pool
-        return PageUsage(pool.num_pages, pool.free_pages, tuple(pool.cached_pages), tuple(pool.held_pages))
+        """Pages by state and group, now."""
+        return ledger.usage(self.pool, self.groups, self.block_size, self.sequences.values())
+
+    def snapshot(self) -> PageSnapshot:
+        """Every page, now: state, owners, fill; the source of a page map."""
+        return ledger.snapshot(self.pool, self.groups, self.block_size, self.sequences.values())
 
     def audit(self) -> list[str]:
         """Account for every page; returns what is wrong, naming the owner, or an empty list."""
-        holders: dict[KVBlock, list[str]] = {}
-        problems = []
-        for sequence_id, tables in self._tables.items():
-            for index, table in enumerate(tables):
-                where = f"{sequence_id}/{self.groups[index].name}"
-                for i, block in enumerate(table.blocks):
-                    if block is not None:
-                        holders.setdefault(block, []).append(where)
-                    pages = self._null_pages[index] if block is None else block.pages
-                    if table.pages[i] != pages:
-                        problems.append(f"{where} block {i} shows pages {table.pages[i]} and holds {pages}")
-                    if (block is None) != (i < table.first_held):
-                        problems.append(f"{where} block {i} is {block}, but the first held is {table.first_held}")
-        return problems + self.pool.audit(holders)
+        swapped = {name: sequence.pages for name, sequence in self.swapped.items()}
+        return ledger.audit(self.pool, self.groups, self.sequences.values()) + self.host.audit(swapped)
+
+    def repair(self) -> list[int]:
+        """Give pages that are in no place back to the pool; returns their ids."""
+        return ledger.orphans_returned(self.pool, self.sequences.values())
+
+    def forecast(self) -> PageForecast:
+        """Pages now, and what the next step takes if every open sequence grows by one token."""
+        next_step = sum(self.pages_to_reach(name, one.num_tokens + 1) for name, one in self.sequences.items())
+        return PageForecast(self.pool.free_pages, sum(self.pool.cached_pages), sum(self.pool.held_pages), next_step)
+
+    # ---- parts
+
+    def _open(self, sequence_id: str, num_tokens: int, num_hashed: int) -> SequencePages:
+        if sequence_id in self.sequences or sequence_id in self.swapped:
+            raise ValueError(f"sequence {sequence_id} has a table already")
+        tables = tuple(BlockTable(group.pages_per_block) for group in self.groups)
+        sequence = SequencePages(sequence_id, self._next_handle, tables, num_tokens, num_hashed, self._clock())
+        self._next_handle += 1
+        self.sequences[sequence_id] = sequence
+        return sequence
+
+    def _find(self, group: int, block_hash: bytes) -> KVBlock | HostBlock | None:
+        return self.pool.find(group, block_hash) or self.host.find(group, block_hash)
+
+    def _keep_on_host(self, block: KVBlock) -> None:
+        """A cached block is about to lose its pages."""
+        if self.host.num_pages and block.block_hash is not None:
+            pages = self.host.store(block.group, block.block_hash, len(block.pages))
+            if pages is not None:
+                self._transfers.append(Transfer(TransferKind.OUT, block.pages, pages))
+
+    def _fetch(self, stored: HostBlock, sequence: SequencePages) -> KVBlock:
+        """A device block with the contents of a detached host block."""
+        block = self.pool.allocate(stored.group, len(stored.pages), sequence.handle)
+        self._transfers.append(Transfer(TransferKind.IN, stored.pages, block.pages))
+        self.pool.register(block, stored.block_hash)
+        self.host.attach(stored)
+        return block
+
+    def _release(self, sequence: SequencePages, blocks: Iterable[KVBlock]) -> None:
+        pages = 0
+        for block in blocks:
+            self.pool.release(block, sequence.handle)
+            pages += len(block.pages)
+        if pages:
+            sequence.count(-pages, self._clock())
+
+    def _is_written_by_others(self, sequence: SequencePages, table: BlockTable) -> bool:
+        """Whether the partly filled last block must be copied before ``sequence`` writes on."""
+        index, offset = divmod(sequence.num_tokens, self.block_size)
+        if not offset or index >= len(table):
+            return False
+        block = table.blocks[index]
+        return block is not None and len(block.holders) > 1
+
+    def _own_last_blocks(self, sequence: SequencePages) -> None:
+        """Make the block that the next position lies in the sequence's own, and not findable."""
+        index, offset = divmod(sequence.num_tokens, self.block_size)
+        if not offset:
+            return
+        for number, table in enumerate(sequence.tables):
+            if index >= len(table):
+                continue
+            block = table.blocks[index]
+            assert block is not None
+            if len(block.holders) > 1:
+                copy = self.pool.allocate(number, len(block.pages), sequence.handle)
+                self._transfers.append(Transfer(TransferKind.COPY, block.pages, copy.pages))
+                table.replace(index, copy)
+                self.pool.release(block, sequence.handle)
+            elif block.block_hash is not None:
+                self.pool.unregister(block)

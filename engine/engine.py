@@ -147,14 +147,15 @@ class Engine:
         """Pages, queues and counters, now."""
         usage = self.scheduler.blocks.usage()
         counters = self.scheduler.counters
-        groups = zip(self.scheduler.blocks.groups, usage.cached, usage.held, strict=True)
         return EngineStats(
             pages_total=usage.total,
             pages_free=usage.free,
             page_bytes=self._page_bytes,
             groups=[
-                GroupUsage(name=group.name, cached=cached, held=held, bytes_held=held * self._page_bytes)
-                for group, cached, held in groups
+                GroupUsage(
+                    name=group.name, cached=group.cached, held=group.held, bytes_held=group.held * self._page_bytes
+                )
+                for group in usage.groups
             ],
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
