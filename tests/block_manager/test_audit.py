@@ -27,7 +27,7 @@ def blocks() -> BlockManager:
 
 
 def held(blocks: BlockManager, name: str, index: int = -1, group: int = 0) -> KVBlock:
-    block = blocks._tables[name][group].blocks[index]
+    block = blocks.sequences[name].tables[group].blocks[index]
     assert block is not None
     return block
 
@@ -62,7 +62,7 @@ def free_a_cached_page(blocks: BlockManager) -> str:
 def give_a_page_to_two_sequences(blocks: BlockManager) -> str:
     (page,) = held(blocks, "alice").pages
     held(blocks, "bob").pages = (page,)
-    blocks._tables["bob"][0].pages[-1] = (page,)
+    blocks.sequences["bob"].tables[0].pages[-1] = (page,)
     return f"page {page} is in the table of alice/full and in the table of bob/full"
 
 
@@ -77,19 +77,21 @@ def hand_out_the_null_page(blocks: BlockManager) -> str:
 
 
 def forget_a_holder(blocks: BlockManager) -> str:
-    held(blocks, "alice", 0).ref_count = 1
-    return "is held by alice/full, bob/full: 2 tables"
+    block = held(blocks, "alice", 0)
+    block.holders.discard(blocks.sequences["bob"].handle)
+    return f"{block} is in the tables of alice/full, bob/full, but its holders are {block.holders}"
 
 
 def count_a_holder_too_many(blocks: BlockManager) -> str:
-    held(blocks, "bob").ref_count += 1
-    return "is held by bob/full: 1 tables"
+    block = held(blocks, "bob")
+    block.holders.add(99)
+    return f"{block} is in the tables of bob/full, but its holders are {block.holders}"
 
 
 def lose_a_table(blocks: BlockManager) -> str:
-    block = held(blocks, "alice")
-    blocks._tables.pop("alice")
-    return f"{block} counts holders, but no table points at it"
+    (page,) = held(blocks, "alice").pages
+    handle = blocks.sequences.pop("alice").handle
+    return f"page {page} is nowhere; it was last held by sequence {handle}"
 
 
 def keep_a_hash_of_a_freed_page(blocks: BlockManager) -> str:
@@ -110,15 +112,15 @@ def keep_a_hash_of_a_page_now_used_for_other_tokens(blocks: BlockManager) -> str
 def lose_the_registration_of_a_cached_block(blocks: BlockManager) -> str:
     block = cached(blocks)
     assert block.block_hash is not None
-    del blocks.pool._by_hash[block.group][block.block_hash]
-    return f"cached {block} cannot be found by its hash"
+    del blocks.pool.index._by_hash[block.group][block.block_hash]
+    return f"{block} cannot be found by its hash"
 
 
 def lose_the_registration_of_a_held_block(blocks: BlockManager) -> str:
     block = held(blocks, "alice", 0)
     assert block.block_hash is not None
-    del blocks.pool._by_hash[block.group][block.block_hash]
-    return f"{block} of alice/full cannot be found by its hash"
+    del blocks.pool.index._by_hash[block.group][block.block_hash]
+    return f"{block} cannot be found by its hash"
 
 
 def queue_a_held_block_for_eviction(blocks: BlockManager) -> str:
@@ -139,12 +141,12 @@ def miscount_held_pages(blocks: BlockManager) -> str:
 
 
 def show_the_kernels_another_page(blocks: BlockManager) -> str:
-    blocks._tables["bob"][1].pages[2] = (31,)
+    blocks.sequences["bob"].tables[1].pages[2] = (31,)
     return "bob/sliding_32 block 2 shows pages (31,)"
 
 
 def forget_where_the_window_starts(blocks: BlockManager) -> str:
-    blocks._tables["alice"][1].first_held = 0
+    blocks.sequences["alice"].tables[1].first_held = 0
     return "alice/sliding_32 block 0 is None, but the first held is 0"
 
 

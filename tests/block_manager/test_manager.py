@@ -7,8 +7,9 @@ import pytest
 from block_manager.block import NULL_PAGE
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
-from block_manager.manager import BlockManager, PageUsage, PrefixMatch
+from block_manager.manager import BlockManager, PrefixMatch
 
+NOBODY = 0  # a holder that is no sequence
 GEMMA3_270M = [None if (layer + 1) % 6 == 0 else 512 for layer in range(18)]
 
 
@@ -27,6 +28,13 @@ def start(blocks: BlockManager, name: str, token_ids: list[int], salt: str = "")
     return match
 
 
+def pages(blocks: BlockManager) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Free; cached and held by group."""
+    usage = blocks.usage()
+    assert usage.free + usage.cached + usage.held == usage.total
+    return usage.free, tuple(group.cached for group in usage.groups), tuple(group.held for group in usage.groups)
+
+
 def cached_tokens(blocks: BlockManager, token_ids: list[int], salt: str = "") -> int:
     return blocks.match_prefix(hashes_of(token_ids, salt, blocks.block_size), len(token_ids)).num_tokens
 
@@ -43,13 +51,12 @@ def test_g03_pages_are_tokens_over_16_rounded_up_at_every_step(prompt: int, outp
     for length in range(prompt, prompt + outputs + 1):
         assert blocks.pages_to_reach("s", length) == (length % 16 == 1 and length > prompt)
         assert blocks.grow("s", length)
-        assert blocks.usage() == PageUsage(64, 64 - -(-length // 16), (0,), (-(-length // 16),))
+        assert pages(blocks) == (64 - -(-length // 16), (0,), (-(-length // 16),))
         assert len(blocks.block_tables("s")[0]) == -(-length // 16)
         blocks.commit("s", length, hashes_of(token_ids[:length]))
     blocks.free("s")
-    usage = blocks.usage()
-    assert usage.held == (0,)
-    assert usage.cached == ((prompt + outputs) // 16,)
+    cached = (prompt + outputs) // 16
+    assert pages(blocks) == (64 - cached, (cached,), (0,))
     assert blocks.audit() == []
 
 
@@ -66,7 +73,7 @@ def test_g10_a_sliding_group_keeps_exactly_what_its_window_sees(window: int) -> 
         held = [i for i, pages in enumerate(table) if pages != (NULL_PAGE,)]
         assert held == list(range(oldest_visible // 16, -(-length // 16)))
         assert len(held) <= -(-window // 16) + 1
-        assert sum(blocks.usage().held) == len(held)
+        assert blocks.usage().held == len(held)
     assert blocks.audit() == []
 
 
@@ -86,8 +93,8 @@ def test_a_block_of_five_columns_shows_five_pages_and_five_nulls_behind_the_wind
     assert [len(pages) for pages in full] == [1] * 34
     assert sliding[:2] == [(NULL_PAGE,) * 5] * 2
     assert len({page for pages in (*full, *sliding[2:]) for page in pages}) == 34 + 32 * 5
-    assert blocks.usage().held == (34, 160)
-    assert blocks.usage().cached == (0, 10)
+    assert pages(blocks)[2] == (34, 160)
+    assert pages(blocks)[1] == (0, 10)
 
 
 def test_blocks_never_move_in_their_table() -> None:
@@ -113,10 +120,10 @@ def test_g01_a_prompt_of_exactly_three_pages_sent_twice_recomputes_its_last_page
     first, second = blocks.block_tables("first")[0], blocks.block_tables("second")[0]
     assert first[:2] == second[:2]
     assert first[2] != second[2]
-    assert blocks.usage().held == (4,)
+    assert pages(blocks)[2] == (4,)
     blocks.free("first")
     blocks.free("second")
-    assert blocks.usage() == PageUsage(64, 61, (3,), (0,))
+    assert pages(blocks) == (61, (3,), (0,))
     assert cached_tokens(blocks, list(range(48))) == 32
     assert cached_tokens(blocks, list(range(49))) == 48
 
@@ -158,7 +165,7 @@ def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
     start(blocks, "first", list(range(64)))
     assert cached_tokens(blocks, list(range(64))) == 0
     blocks.free("first")
-    assert blocks.usage() == PageUsage(64, 64, (0,), (0,))
+    assert pages(blocks) == (64, (0,), (0,))
 
 
 def test_nothing_is_found_before_its_step_has_succeeded() -> None:
@@ -167,7 +174,7 @@ def test_nothing_is_found_before_its_step_has_succeeded() -> None:
     assert blocks.admit("failing", blocks.match_prefix(hashes, 64), 64)
     assert cached_tokens(blocks, list(range(64))) == 0
     blocks.free("failing")
-    assert blocks.usage().cached == (0,)
+    assert pages(blocks)[1] == (0,)
 
 
 def test_g12_a_hit_is_limited_to_what_the_window_still_finds() -> None:
@@ -176,7 +183,7 @@ def test_g12_a_hit_is_limited_to_what_the_window_still_finds() -> None:
     blocks = BlockManager(plan_groups([None, 32]), 64, 16)
     start(blocks, "first", prompt)
     blocks.free("first")
-    assert blocks.usage().cached == (8, 8)
+    assert pages(blocks)[1] == (8, 8)
     assert cached_tokens(blocks, [*prompt, 1]) == 128
 
     match = start(blocks, "again", [*prompt, 1])
@@ -233,13 +240,13 @@ def evict(blocks: BlockManager, group: int, block_hash: bytes) -> None:
     pool = blocks.pool
     victim = pool.find(group, block_hash)
     assert victim is not None
-    others = [block for by_hash in pool._by_hash for block in by_hash.values() if block is not victim]
-    spare = [pool.allocate(0, 1) for _ in range(pool.free_pages)]
+    others = [block for block in pool.index.blocks() if block is not victim]
+    spare = [pool.allocate(0, 1, NOBODY) for _ in range(pool.free_pages)]
     for block in others:
-        pool.touch(block)
-    taken = pool.allocate(0, len(victim.pages))
+        pool.touch(block, NOBODY)
+    taken = pool.allocate(0, len(victim.pages), NOBODY)
     for block in (*others, *spare, taken):
-        pool.release(block)
+        pool.release(block, NOBODY)
     assert blocks.audit() == []
 
 
@@ -270,11 +277,11 @@ def test_a_forecast_covers_what_a_window_takes_after_shared_blocks_slid_out_of_i
     assert match.num_tokens == 64
     assert len(match.blocks[0]) == 2
     forecast = blocks.pages_to_admit(match, 320, 1)
-    before, most = sum(blocks.usage().held), 0
+    before, most = blocks.usage().held, 0
     assert blocks.admit("guest", match, 65)
     for length in range(65, 321):
         assert blocks.grow("guest", length)
-        most = max(most, sum(blocks.usage().held) - before)
+        most = max(most, blocks.usage().held - before)
         blocks.commit("guest", length, hashes)
     assert most == forecast == 3
 
@@ -284,12 +291,12 @@ def test_admission_without_enough_pages_changes_nothing() -> None:
     start(blocks, "holder", list(range(100, 148)))  # 3 full, 3 sliding (one of them cached already)
     start(blocks, "gone", list(range(33)))
     blocks.free("gone")
-    before = (blocks.usage(), list(blocks.pool._evictable))
+    before = (pages(blocks), list(blocks.pool._evictable))
     prompt = list(range(160))
     match = blocks.match_prefix(hashes_of(prompt), 160)
     assert match.num_tokens == 32
     assert not blocks.admit("s", match, 160)
-    assert (blocks.usage(), list(blocks.pool._evictable)) == before
+    assert (pages(blocks), list(blocks.pool._evictable)) == before
     assert blocks.audit() == []
     with pytest.raises(KeyError):
         blocks.block_tables("s")
@@ -301,19 +308,19 @@ def test_admission_refuses_when_the_hits_themselves_use_up_what_is_available() -
     blocks.free("gone")
     start(blocks, "holder", [900])
     match = blocks.match_prefix(hashes_of(list(range(64))), 64)
-    before = (blocks.usage(), list(blocks.pool._evictable))
+    before = (pages(blocks), list(blocks.pool._evictable))
     assert match.num_tokens == 48
     assert not blocks.admit("s", match, 64)  # three idle hits and a fresh page, with three available
-    assert (blocks.usage(), list(blocks.pool._evictable)) == before
+    assert (pages(blocks), list(blocks.pool._evictable)) == before
     assert blocks.admit("s", match, 48)
 
 
 def test_growth_without_enough_pages_changes_nothing() -> None:
     blocks = BlockManager(plan_groups([None, 32]), 5, 16)
     start(blocks, "s", list(range(32)))
-    before = (blocks.usage(), [list(table) for table in blocks.block_tables("s")])
+    before = (pages(blocks), [list(table) for table in blocks.block_tables("s")])
     assert not blocks.grow("s", 33)  # one page is left, two are needed
-    assert (blocks.usage(), [list(table) for table in blocks.block_tables("s")]) == before
+    assert (pages(blocks), [list(table) for table in blocks.block_tables("s")]) == before
     assert blocks.grow("s", 32)
     assert blocks.audit() == []
 
@@ -328,7 +335,7 @@ def test_the_tail_of_a_freed_sequence_is_evicted_before_its_head() -> None:
     lengths = []
     for _ in range(4):
         lengths.append(cached_tokens(blocks, [*range(64), 1]))
-        blocks.pool.allocate(0, 1)
+        blocks.pool.allocate(0, 1, NOBODY)
     assert lengths == [64, 48, 32, 16]
 
 
@@ -340,7 +347,7 @@ def test_sequences_freed_earlier_are_evicted_earlier_and_a_hit_renews() -> None:
     blocks.free("b")
     start(blocks, "a again", list(range(32)))  # hits page 1 of a, evicts its page 2
     blocks.free("a again")
-    blocks.pool.allocate(0, 2)
+    blocks.pool.allocate(0, 2, NOBODY)
     assert cached_tokens(blocks, list(range(100, 133))) == 0
     assert cached_tokens(blocks, list(range(33))) == 32
 
@@ -349,11 +356,11 @@ def test_a_shared_page_stays_until_its_last_sequence_is_freed() -> None:
     blocks = BlockManager(plan_groups([None]), 8, 16)
     start(blocks, "first", list(range(33)))
     start(blocks, "second", list(range(33)))
-    assert blocks.usage() == PageUsage(8, 4, (0,), (4,))
+    assert pages(blocks) == (4, (0,), (4,))
     blocks.free("first")
-    assert blocks.usage() == PageUsage(8, 5, (0,), (3,))
+    assert pages(blocks) == (5, (0,), (3,))
     blocks.free("second")
-    assert blocks.usage() == PageUsage(8, 6, (2,), (0,))
+    assert pages(blocks) == (6, (2,), (0,))
 
 
 def test_a_sequence_cannot_be_admitted_twice_freed_twice_or_used_unknown() -> None:
@@ -362,7 +369,7 @@ def test_a_sequence_cannot_be_admitted_twice_freed_twice_or_used_unknown() -> No
     with pytest.raises(ValueError, match="s has a table already"):
         blocks.admit("s", match, 20)
     blocks.free("s")
-    before = blocks.usage()
+    before = pages(blocks)
     hashes = hashes_of(list(range(20)))
     for use in (
         lambda: blocks.free("s"),
@@ -372,5 +379,5 @@ def test_a_sequence_cannot_be_admitted_twice_freed_twice_or_used_unknown() -> No
     ):
         with pytest.raises(KeyError):
             use()
-    assert blocks.usage() == before
+    assert pages(blocks) == before
     assert blocks.audit() == []

@@ -28,7 +28,7 @@ def most_pages_while_growing(groups: tuple[LayerGroup, ...], num_tokens: int, ch
     assert blocks.admit("s", blocks.match_prefix(hashes, num_tokens), first)
     step = first
     while True:
-        most = max(most, sum(blocks.usage().held))
+        most = max(most, blocks.usage().held)
         computed += step
         blocks.commit("s", computed, hashes)
         if computed == num_tokens:
@@ -96,7 +96,7 @@ def test_f03_the_null_page_is_not_counted() -> None:
     assert not blocks.admit("s", nothing, 785)
     assert blocks.admit("s", nothing, 784)
     with pytest.raises(OutOfPages):
-        blocks.pool.allocate(0, 1)
+        blocks.pool.allocate(0, 1, 0)
 
 
 def test_page_bytes_counts_keys_and_values_of_every_layer_of_a_page() -> None:

@@ -93,7 +93,7 @@ def generate(engine: Engine, batches: list[list[EngineRequest]]) -> dict[str, li
                     finished.add(delta.request_id)
     assert finished == set(tokens)
     usage = engine.scheduler.blocks.usage()
-    assert usage.free + sum(usage.cached) == usage.total
+    assert usage.free + usage.cached == usage.total
     assert engine.audit() == []
     assert engine.stats().audit_failures == 0
     return tokens

@@ -11,6 +11,7 @@ from block_manager.block import NULL_PAGE
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
+from block_manager.transfers import Transfer, TransferKind
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 from scheduler.request import FinishReason, Request, RequestStatus
 from scheduler.scheduler import Scheduler, SchedulerConfig, TokenOutput
@@ -47,6 +48,7 @@ class Simulation:
         self.steps = 0
         self._rows: set[str] = set()  # what a runner keeps: tables admitted and not yet released
         self._contents: dict[tuple[int, int], tuple[object, ...]] = {}
+        self._host_contents: dict[tuple[int, int], tuple[object, ...]] = {}
 
     # ---- requests
 
@@ -106,6 +108,7 @@ class Simulation:
 
     def finish_step(self, batch: ScheduledBatch) -> list[TokenOutput]:
         """What the runner and the engine do with a batch."""
+        self._carry_out(self.blocks.take_transfers())
         for share in batch.requests:
             self._write_and_read(share)
         sampled = {
@@ -149,15 +152,15 @@ class Simulation:
         assert set(self.running) | set(self.waiting) == self.requests.keys() - self.reasons.keys()
         assert {request.status for request in scheduler.running} <= {RequestStatus.RUNNING}
         assert {request.status for request in scheduler.waiting} <= {RequestStatus.WAITING}
-        assert set(self.blocks._tables) == set(self.running)
+        assert set(self.blocks.sequences) == set(self.running)
 
     def check_idle(self) -> None:
         """PAGES0: nothing runs or waits, and every page is free or cached."""
         assert not self.scheduler.has_work
         assert self.running == self.waiting == []
         usage = self.blocks.usage()
-        assert sum(usage.held) == 0
-        assert usage.free + sum(usage.cached) == usage.total
+        assert usage.held == 0
+        assert usage.free + usage.cached == usage.total
 
     def undisturbed(self, request_id: str, count: int) -> list[int]:
         """The first ``count`` tokens that the fake model gives ``request_id`` when it runs alone."""
@@ -194,6 +197,24 @@ class Simulation:
             assert all(len(table) * self.blocks.block_size >= end for table in share.block_tables)
         self._rows |= set(names)
         assert self._rows == set(self.running), "a runner keeps rows of exactly what runs"
+
+    def _carry_out(self, transfers: Sequence[Transfer]) -> None:
+        """Move contents between pages, one transfer after the other."""
+        if not self.read_pages:
+            return
+        size, device, host = self.blocks.block_size, self._contents, self._host_contents
+        ends = {
+            TransferKind.COPY: (device, device),
+            TransferKind.OUT: (device, host),
+            TransferKind.IN: (host, device),
+        }
+        for transfer in transfers:
+            source, target = ends[transfer.kind]
+            for old, new in zip(transfer.sources, transfer.targets, strict=True):
+                for offset in range(size):
+                    target.pop((new, offset), None)
+                    if (old, offset) in source:
+                        target[new, offset] = source[old, offset]
 
     def _write_and_read(self, share: ScheduledRequest) -> None:
         """Store each position's identity in its page, then read what the step's attention sees."""
