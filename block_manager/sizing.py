@@ -13,10 +13,19 @@ from block_manager.groups import LayerGroup, layers_per_page
 
 
 def page_bytes(
-    groups: Sequence[LayerGroup], block_size: int, num_kv_heads: int, head_dim: int, element_bytes: int
+    groups: Sequence[LayerGroup],
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    element_bytes: int,
+    scale_bytes: int = 0,
 ) -> int:
-    """Bytes of one page: keys and values of ``block_size`` positions in ``layers_per_page`` layers."""
-    return 2 * layers_per_page(groups) * block_size * num_kv_heads * head_dim * element_bytes
+    """Bytes of one page: keys and values of ``block_size`` positions in ``layers_per_page`` layers.
+
+    A row is one key or value of one position and KV head; ``scale_bytes`` is what it takes beside its elements.
+    """
+    rows = 2 * layers_per_page(groups) * block_size * num_kv_heads
+    return rows * (head_dim * element_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

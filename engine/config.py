@@ -14,6 +14,8 @@ from models.errors import CheckpointError
 __all__ = ["Checkpoint", "CheckpointError", "ConfigError", "EngineConfig", "resolve_checkpoint"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
+KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -25,14 +27,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices for one engine.
 
     Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is
-    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. The KV budget is, in this order,
-    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
+    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``kv_cache_dtype``
+    "auto" is the dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this
+    order, ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
     device's memory (on CPUs, of the memory this process may still take).
     """
 
     model: str
     revision: str | None = None
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -50,6 +54,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError for the first setting that cannot work."""
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPES)}")
+        if self.kv_cache_dtype not in (*KV_CACHE_DTYPES, *KV_CACHE_DTYPE_ALIASES):
+            raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype}: choose one of {', '.join(KV_CACHE_DTYPES)}")
         if self.device not in DEVICES:
             raise ConfigError(f"--device {self.device}: choose one of {', '.join(DEVICES)}")
         if self.block_size not in (8, 16, 32, 64, 128):

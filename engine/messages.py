@@ -114,6 +114,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
     device: str
     dtype: str
+    kv_dtype: str
     threads: int
     attention_backend: str
     weight_bytes: int

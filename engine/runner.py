@@ -13,7 +13,7 @@ from block_manager.kv_cache import KVCache
 from engine.input_batch import InputBatch
 from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
-from kernels.attention import PagedLayer
+from kernels.attention import KVPages, PagedLayer
 from models.model import CausalLM
 from scheduler.batch import ScheduledBatch
 
@@ -26,7 +26,9 @@ class Runner:
         self._kv_cache = kv_cache
         self._inputs = inputs
         self._sampler = Sampler()
-        self._places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
+        pages = [KVPages(*kv_cache.slot_tensors(slot)) for slot in range(len(kv_cache.key_pages))]
+        places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
+        self._layers = [(pages[slot], group, column) for group, column, slot in places]
 
     def execute(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, int]:
         """Run the step; returns the next token of each request whose share samples. ``sampling`` seeds must be set."""
@@ -46,8 +48,5 @@ class Runner:
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """Float32 logits [num_samples, vocab] of the last row of each request that samples."""
         step = self._inputs.prepare(batch)
-        layers = [
-            PagedLayer(self._kv_cache.key_pages[slot], self._kv_cache.value_pages[slot], step.metadata[group][column])
-            for group, column, slot in self._places
-        ]
+        layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
         return self._model.forward(step.token_ids, step.positions, layers, step.logits_rows)

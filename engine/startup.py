@@ -12,16 +12,16 @@ from contextlib import contextmanager
 import torch
 
 from block_manager.groups import LayerGroup, plan_groups
-from block_manager.kv_cache import KVCache
+from block_manager.kv_cache import KVCache, scale_bytes
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity, page_bytes
-from engine.config import ConfigError, EngineConfig, resolve_checkpoint
+from engine.config import KV_CACHE_DTYPE_ALIASES, ConfigError, EngineConfig, resolve_checkpoint
 from engine.engine import Engine
 from engine.input_batch import InputBatch
 from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
-from kernels.backends import choose_backend
+from kernels.backends import check_page_dtype, choose_backend
 from models.loader import load_model, weight_bytes
 from models.spec import ModelSpec
 from scheduler.scheduler import Scheduler, SchedulerConfig
@@ -55,6 +55,7 @@ def build_engine(
     checkpoint = resolve_checkpoint(config.model, revision=config.revision)
     spec = checkpoint.read_spec()
     dtype = _choose_dtype(config.dtype, spec, device)
+    kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
     max_model_len = _choose_max_model_len(config, spec)
     backend, warnings = choose_backend(device)
 
@@ -70,9 +71,10 @@ def build_engine(
 
     with times.stage("pages"):
         groups = plan_groups([layer.window for layer in spec.layers])
-        bytes_per_page = page_bytes(groups, config.block_size, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
+        shape = (config.block_size, spec.num_kv_heads, spec.head_dim)
+        bytes_per_page = page_bytes(groups, *shape, kv_dtype.itemsize, scale_bytes(kv_dtype))
         num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
-        kv_cache = KVCache(groups, num_pages, config.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
+        kv_cache = KVCache(groups, num_pages, *shape, kv_dtype, device)
         blocks = BlockManager(groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
         inputs = InputBatch(groups, config.block_size, config.max_num_seqs, max_model_len, device)
 
@@ -93,6 +95,7 @@ def build_engine(
     ready = EngineReady(
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=kv_dtype_name,
         threads=threads,
         attention_backend=backend.name,
         weight_bytes=weight_bytes(model),
@@ -132,6 +135,20 @@ def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dty
         return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float16
     # float16 has no fast matrix units on CPUs, and bfloat16 only on some
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def _choose_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, torch.dtype]:
+    """The dtype of the pages and the name it has among the choices."""
+    if name == "auto":
+        return str(dtype).removeprefix("torch."), dtype
+    name = KV_CACHE_DTYPE_ALIASES.get(name, name)
+    kv_dtype = torch.float8_e4m3fn if name == "fp8_e4m3" else getattr(torch, name)
+    assert isinstance(kv_dtype, torch.dtype)
+    try:
+        check_page_dtype(kv_dtype, device)
+    except ValueError as error:
+        raise ConfigError(f"--kv-cache-dtype {name}: {error}") from error
+    return name, kv_dtype
 
 
 def _choose_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:

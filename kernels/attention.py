@@ -8,6 +8,8 @@ Layouts, used by every backend:
     key, value       [num_tokens, num_kv_heads, head_dim]
     key_pages,
     value_pages      [num_pages, num_kv_heads, block_size, head_dim]   (heads first)
+    key_scales,
+    value_scales     float32 [num_pages, num_kv_heads, block_size], for quantised pages (``kernels.quantisation``)
     slot             page * block_size + offset, with page = block_table[sequence, position // block_size]
 
 The tokens of one step are ragged: sequence ``s`` owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``,
@@ -44,11 +46,20 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class KVPages:
+    """One layer's part of all pages: keys, values and, where these are quantised, their scales. Shapes: see above."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PagedLayer:
     """What one layer's attention needs in a step: its own pages and the layout of the tokens."""
 
-    key_pages: torch.Tensor
-    value_pages: torch.Tensor
+    pages: KVPages
     metadata: AttentionMetadata
 
 
@@ -61,17 +72,15 @@ class AttentionBackend(Protocol):
         self,
         key: torch.Tensor,
         value: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write each token's key and value into its slot; a slot of -1 is skipped."""
+        """Write each token's key and value into its slot, rounded or quantised; a slot of -1 is skipped."""
 
     def attend(
         self,
         query: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         metadata: AttentionMetadata,
         *,
         scale: float,

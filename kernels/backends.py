@@ -9,6 +9,8 @@ import torch
 
 from kernels.attention import AttentionBackend
 
+FIRST_FP8_CAPABILITY = (8, 9)
+
 
 def choose_backend(device: torch.device) -> tuple[AttentionBackend, list[str]]:
     """Return the best backend for ``device`` and the warnings, one line each, that its user should see.
@@ -22,6 +24,20 @@ def choose_backend(device: torch.device) -> tuple[AttentionBackend, list[str]]:
     if device.type == "cpu":
         return _choose_cpu_backend()
     raise ValueError(f"no attention backend for device {device}: use cuda or cpu")
+
+
+def check_page_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ValueError, with one sentence, where the backend of ``device`` has no pages of ``dtype``."""
+    if dtype != torch.float8_e4m3fn or device.type != "cuda":
+        return
+    if torch.version.hip is not None:
+        raise ValueError("fp8 pages are not supported on AMD GPUs; use int8, which takes as little memory")
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < FIRST_FP8_CAPABILITY:
+        raise ValueError(
+            f"{torch.cuda.get_device_name(device)} (compute capability {major}.{minor}) has no fp8, which begins with "
+            "8.9; use int8, which takes as little memory and runs everywhere"
+        )
 
 
 def _choose_cpu_backend() -> tuple[AttentionBackend, list[str]]:

@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import torch
 
+from kernels.attention import KVPages
+from kernels.quantisation import quantise
+
 
 def store_kv(
     key: torch.Tensor,
     value: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
+    pages: KVPages,
     slot_mapping: torch.Tensor,
 ) -> None:
     """Write token ``t`` to page ``slot // block_size`` at offset ``slot % block_size``; skip slots of -1."""
-    block_size = key_pages.shape[2]
+    block_size = pages.key.shape[2]
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot < 0:
             continue
         page, offset = divmod(slot, block_size)
-        key_pages[page, :, offset] = key[token].to(key_pages.dtype)
-        value_pages[page, :, offset] = value[token].to(value_pages.dtype)
+        for row, stored, scales in (
+            (key[token], pages.key, pages.key_scales),
+            (value[token], pages.value, pages.value_scales),
+        ):
+            if scales is None:
+                stored[page, :, offset] = row.to(stored.dtype)
+            else:
+                stored[page, :, offset], scales[page, :, offset] = quantise(row, stored.dtype)
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
+    pages: KVPages,
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
@@ -39,8 +46,8 @@ def paged_attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """Causal, optionally windowed attention over pages, in float64: [num_tokens, num_q_heads, head_dim]."""
-    block_size = key_pages.shape[2]
-    queries_per_kv_head = query.shape[1] // key_pages.shape[1]
+    block_size = pages.key.shape[2]
+    queries_per_kv_head = query.shape[1] // pages.key.shape[1]
     output = torch.zeros(query.shape, dtype=torch.float64)
     starts = query_start_loc.tolist()
     for sequence, seq_len in enumerate(seq_lens.tolist()):
@@ -49,10 +56,10 @@ def paged_attention(
             position = seq_len - (end - row)
             first = 0 if window is None else max(0, position - window + 1)
             visible = range(first, position + 1)
-            pages = torch.tensor([int(block_table[sequence, p // block_size]) for p in visible])
+            page_ids = torch.tensor([int(block_table[sequence, p // block_size]) for p in visible])
             offsets = torch.tensor([p % block_size for p in visible])
-            keys = key_pages[pages, :, offsets].double()  # [visible, kv_heads, head_dim]
-            values = value_pages[pages, :, offsets].double()
+            keys = _rows(pages.key, pages.key_scales, page_ids, offsets)
+            values = _rows(pages.value, pages.value_scales, page_ids, offsets)
             for head in range(query.shape[1]):
                 kv_head = head // queries_per_kv_head
                 scores = scale * (keys[:, kv_head] @ query[row, head].double())
@@ -61,3 +68,11 @@ def paged_attention(
                 weights = torch.exp(scores - scores.max())
                 output[row, head] = (weights / weights.sum()) @ values[:, kv_head]
     return output
+
+
+def _rows(
+    stored: torch.Tensor, scales: torch.Tensor | None, page_ids: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """The rows as they read, in float64: [visible, kv_heads, head_dim]."""
+    rows = stored[page_ids, :, offsets].double()
+    return rows if scales is None else rows * scales[page_ids, :, offsets].double()[..., None]

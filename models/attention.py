@@ -57,10 +57,8 @@ class Attention:
             rotated = rms_norm(rotated, self._qk_norm, self._eps)
         rotated = rotate(rotated, rotation)
         query, key = rotated[:, : self._num_q_heads], rotated[:, self._num_q_heads :]
-        self._backend.store_kv(key, value, paged.key_pages, paged.value_pages, paged.metadata.slot_mapping)
-        attended = self._backend.attend(
-            query, paged.key_pages, paged.value_pages, paged.metadata, scale=self._scale, window=self._window
-        )
+        self._backend.store_kv(key, value, paged.pages, paged.metadata.slot_mapping)
+        attended = self._backend.attend(query, paged.pages, paged.metadata, scale=self._scale, window=self._window)
         return self._output(attended.reshape(x.shape[0], -1))
 
     def parameters(self, prefix: str) -> NamedParameters:

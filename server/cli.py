@@ -53,6 +53,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
     engine = EngineConfig(
         model="",
         dtype=parsed.dtype,
+        kv_cache_dtype=parsed.kv_cache_dtype,
         device=parsed.device,
         max_model_len=parsed.max_model_len,
         max_num_seqs=parsed.max_num_seqs,
@@ -142,6 +143,12 @@ def _add_engine_flags(serve: argparse.ArgumentParser) -> None:
     flags = serve.add_argument_group("engine")
     flags.add_argument("--device", default="auto", help="cpu, cuda or auto")
     flags.add_argument("--dtype", default="auto", help="float32, bfloat16, float16, or auto for the model's own")
+    flags.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model",
+    )
     flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
     flags.add_argument("--seed", type=int, default=0, metavar="N", help="seed of requests that bring none")
     flags.add_argument(

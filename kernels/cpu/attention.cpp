@@ -140,7 +140,7 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
   const int dim = call.padded_dim();
   const int covered = call.num_seqs > 0 ? call.query_start_loc[call.num_seqs] : 0;
   const int64_t row_bytes =
-      static_cast<int64_t>(call.num_q_heads) * call.head_dim * (call.query_dtype == DType::float32 ? 4 : 2);
+      static_cast<int64_t>(call.num_q_heads) * call.head_dim * element_size(call.query_dtype);
   std::memset(static_cast<char*>(call.output) + covered * row_bytes, 0, (call.num_tokens - covered) * row_bytes);
 
   int64_t elements = 0;
@@ -195,8 +195,6 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
   return exhausted ? out_of_memory : ok;
 }
 
-int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
-
 }  // namespace
 }  // namespace octavo
 
@@ -233,6 +231,10 @@ struct StoreCall {
   int64_t key_page_stride;
   int64_t value_page_stride;
   DType pages_dtype;
+  float* key_scales;  // null unless the pages are quantised
+  float* value_scales;
+  int64_t key_scale_stride;  // from page to page
+  int64_t value_scale_stride;
   const int64_t* slot_mapping;
   int64_t num_pages;
   int64_t num_tokens;
@@ -250,13 +252,17 @@ OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const StoreCall*
   }
   const int64_t source_size = octavo::element_size(call->dtype), target_size = octavo::element_size(call->pages_dtype);
   const int64_t head_dim = call->head_dim;
-  const auto store = [&](const void* source, int64_t source_stride, void* pages, int64_t page_stride, int64_t token) {
+  const auto store = [&](const void* source, int64_t source_stride, void* pages, int64_t page_stride, float* scales,
+                         int64_t scale_stride, int64_t token) {
     const int64_t slot = call->slot_mapping[token];
     const int64_t page = slot / call->block_size, offset = slot % call->block_size;
     const char* from = static_cast<const char*>(source) + token * source_stride * source_size;
     char* to = static_cast<char*>(pages) + (page * page_stride + offset * head_dim) * target_size;
     for (int head = 0; head < call->num_kv_heads; ++head) {
-      if (call->dtype == call->pages_dtype) {
+      if (scales != nullptr) {
+        scales[page * scale_stride + head * call->block_size + offset] =
+            kernels.quantise(from, call->dtype, to, call->pages_dtype, head_dim);
+      } else if (call->dtype == call->pages_dtype) {
         std::memcpy(to, from, head_dim * target_size);
       } else {
         kernels.convert(from, call->dtype, to, call->pages_dtype, head_dim);
@@ -270,8 +276,10 @@ OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const StoreCall*
 #pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
   for (int64_t token = 0; token < call->num_tokens; ++token) {
     if (call->slot_mapping[token] < 0) continue;
-    store(call->key, call->key_stride, call->key_pages, call->key_page_stride, token);
-    store(call->value, call->value_stride, call->value_pages, call->value_page_stride, token);
+    store(call->key, call->key_stride, call->key_pages, call->key_page_stride, call->key_scales,
+          call->key_scale_stride, token);
+    store(call->value, call->value_stride, call->value_pages, call->value_page_stride, call->value_scales,
+          call->value_scale_stride, token);
   }
   return octavo::ok;
 }

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, KVPages
 from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
+from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_PAGE_DTYPE_CODES = {**_DTYPE_CODES, torch.int8: 3, torch.float8_e4m3fn: 4}
 
 
 class NativeBackend:
-    """Paged attention in C++: float32, bfloat16 and float16 tensors and pages, in any mix.
+    """Paged attention in C++: float32, bfloat16 and float16 tensors, pages of these and of int8 and fp8, in any mix.
 
     Head rows must be contiguous; tokens and pages may be strided, so slices of a fused projection need no copy.
     """
@@ -30,16 +32,15 @@ class NativeBackend:
         self,
         key: torch.Tensor,
         value: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
-        num_pages, num_kv_heads, block_size, head_dim = _check_pages(key_pages, value_pages)
+        num_pages, num_kv_heads, block_size, head_dim = _check_pages(pages)
         num_tokens = key.shape[0]
         if key.shape != (num_tokens, num_kv_heads, head_dim) or value.shape != key.shape or value.dtype != key.dtype:
             raise ValueError(
                 f"key {_describe(key)} and value {_describe(value)} must both be "
-                f"[tokens, {num_kv_heads}, {head_dim}] of one dtype, to fit pages {_describe(key_pages)}"
+                f"[tokens, {num_kv_heads}, {head_dim}] of one dtype, to fit pages {_describe(pages.key)}"
             )
         _check_integers("slot_mapping", slot_mapping, torch.int64, (num_tokens,))
         call = StoreCall(
@@ -48,11 +49,7 @@ class NativeBackend:
             _token_stride("key", key),
             _token_stride("value", value),
             _dtype_code("key", key),
-            key_pages.data_ptr(),
-            value_pages.data_ptr(),
-            key_pages.stride(0),
-            value_pages.stride(0),
-            _dtype_code("key_pages", key_pages),
+            *_page_arguments(pages),
             slot_mapping.data_ptr(),
             num_pages,
             num_tokens,
@@ -65,18 +62,17 @@ class NativeBackend:
     def attend(
         self,
         query: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         metadata: AttentionMetadata,
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        num_pages, num_kv_heads, block_size, head_dim = _check_pages(key_pages, value_pages)
+        num_pages, num_kv_heads, block_size, head_dim = _check_pages(pages)
         num_tokens, num_q_heads, query_dim = query.shape
         if query_dim != head_dim or num_q_heads % num_kv_heads:
-            raise ValueError(f"query {_describe(query)} does not fit pages {_describe(key_pages)}")
+            raise ValueError(f"query {_describe(query)} does not fit pages {_describe(pages.key)}")
         if scale <= 0 or (window is not None and window < 1) or (softcap is not None and softcap <= 0):
             raise ValueError(f"scale {scale}, window {window} and softcap {softcap} must be positive (or None)")
         seq_lens, block_table = metadata.seq_lens, metadata.block_table
@@ -91,11 +87,7 @@ class NativeBackend:
             _token_stride("query", query),
             _dtype_code("query", query),
             output.data_ptr(),
-            key_pages.data_ptr(),
-            value_pages.data_ptr(),
-            key_pages.stride(0),
-            value_pages.stride(0),
-            _dtype_code("key_pages", key_pages),
+            *_page_arguments(pages),
             num_pages,
             metadata.query_start_loc.data_ptr(),
             seq_lens.data_ptr(),
@@ -125,21 +117,25 @@ class TorchBackend:
         self,
         key: torch.Tensor,
         value: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
         kept = (slot_mapping >= 0).nonzero().flatten()
         slots = slot_mapping[kept]
-        pages, offsets = slots // key_pages.shape[2], slots % key_pages.shape[2]
-        key_pages[pages, :, offsets] = key[kept].to(key_pages.dtype)
-        value_pages[pages, :, offsets] = value[kept].to(value_pages.dtype)
+        page_ids, offsets = slots // pages.key.shape[2], slots % pages.key.shape[2]
+        for rows, stored, scales in (
+            (key[kept], pages.key, pages.key_scales),
+            (value[kept], pages.value, pages.value_scales),
+        ):
+            if scales is None:
+                stored[page_ids, :, offsets] = rows.to(stored.dtype)
+            else:
+                stored[page_ids, :, offsets], scales[page_ids, :, offsets] = quantise(rows, stored.dtype)
 
     def attend(
         self,
         query: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         metadata: AttentionMetadata,
         *,
         scale: float,
@@ -147,7 +143,7 @@ class TorchBackend:
         softcap: float | None = None,
     ) -> torch.Tensor:
         output = torch.zeros(query.shape, dtype=query.dtype)
-        block_size = key_pages.shape[2]
+        block_size = pages.key.shape[2]
         starts = metadata.query_start_loc.tolist()
         for sequence, seq_len in enumerate(metadata.seq_lens.tolist()):
             start, end = starts[sequence], starts[sequence + 1]
@@ -156,8 +152,8 @@ class TorchBackend:
             first_row = seq_len - (end - start)
             first_block = 0 if window is None else max(0, first_row - window + 1) // block_size
             table = metadata.block_table[sequence, first_block : (seq_len - 1) // block_size + 1]
-            keys = _gather(key_pages, table, seq_len - first_block * block_size)
-            values = _gather(value_pages, table, seq_len - first_block * block_size)
+            keys = _gather(pages.key, pages.key_scales, table, seq_len - first_block * block_size)
+            values = _gather(pages.value, pages.value_scales, table, seq_len - first_block * block_size)
             positions = torch.arange(first_row, seq_len)[:, None]
             distance = positions - torch.arange(first_block * block_size, seq_len)[None, :]
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
@@ -174,12 +170,30 @@ class TorchBackend:
         return output
 
 
-def _gather(pages: torch.Tensor, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def _gather(stored: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """The first ``num_tokens`` rows of the table's pages, in float32: [kv_heads, num_tokens, head_dim]."""
-    return pages[table].transpose(0, 1).flatten(1, 2)[:, :num_tokens].float()
+    rows = stored[table].float() if scales is None else dequantise(stored[table], scales[table])
+    return rows.transpose(0, 1).flatten(1, 2)[:, :num_tokens]
 
 
-def _check_pages(key_pages: torch.Tensor, value_pages: torch.Tensor) -> torch.Size:
+def _page_arguments(pages: KVPages) -> tuple[int | None, ...]:
+    """The fields of both calls that describe the pages: key_pages .. value_scale_stride."""
+    key_scales, value_scales = pages.key_scales, pages.value_scales
+    return (
+        pages.key.data_ptr(),
+        pages.value.data_ptr(),
+        pages.key.stride(0),
+        pages.value.stride(0),
+        _PAGE_DTYPE_CODES[pages.key.dtype],
+        None if key_scales is None else key_scales.data_ptr(),
+        None if value_scales is None else value_scales.data_ptr(),
+        0 if key_scales is None else key_scales.stride(0),
+        0 if value_scales is None else value_scales.stride(0),
+    )
+
+
+def _check_pages(pages: KVPages) -> torch.Size:
+    key_pages, value_pages = pages.key, pages.value
     shape = key_pages.shape
     if len(shape) != 4 or value_pages.shape != shape or value_pages.dtype != key_pages.dtype:
         raise ValueError(
@@ -191,7 +205,23 @@ def _check_pages(key_pages: torch.Tensor, value_pages: torch.Tensor) -> torch.Si
         raise ValueError("each page of key_pages and value_pages must be contiguous")
     if not key_pages.is_cpu or not value_pages.is_cpu:
         raise ValueError(f"key_pages and value_pages must be CPU tensors, not on {key_pages.device}")
+    if key_pages.dtype not in _PAGE_DTYPE_CODES:
+        raise ValueError(f"key_pages {_describe(key_pages)} must be float32, bfloat16, float16, int8 or float8_e4m3fn")
+    for name, scales in (("key_scales", pages.key_scales), ("value_scales", pages.value_scales)):
+        _check_scales(name, scales, key_pages)
     return shape
+
+
+def _check_scales(name: str, scales: torch.Tensor | None, pages: torch.Tensor) -> None:
+    if not is_quantised(pages.dtype):
+        if scales is not None:
+            raise ValueError(f"pages {_describe(pages)} are not quantised and take no {name}")
+        return
+    if scales is None or scales.shape != pages.shape[:3] or scales.dtype != SCALE_DTYPE or not scales.is_cpu:
+        given = "missing" if scales is None else _describe(scales)
+        raise ValueError(f"{name} must be {list(pages.shape[:3])} float32 on cpu, not {given}: one per quantised row")
+    if scales.stride()[1:] != (pages.shape[2], 1):
+        raise ValueError(f"each page of {name} must be contiguous")
 
 
 def _check_integers(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

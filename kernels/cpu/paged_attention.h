@@ -14,7 +14,10 @@ constexpr int kTileKeys = 64;    // keys per softmax step, aligned to absolute p
 constexpr int kSplitKeys = 256;  // keys per partial result, aligned likewise; a multiple of kTileKeys
 constexpr int kUnitRows = 64;    // (query row, head) pairs that share one pass over the keys
 
-enum class DType : int32_t { float32 = 0, bfloat16 = 1, float16 = 2 };
+enum class DType : int32_t { float32 = 0, bfloat16 = 1, float16 = 2, int8 = 3, float8_e4m3 = 4 };
+
+inline bool is_quantised(DType dtype) { return dtype == DType::int8 || dtype == DType::float8_e4m3; }
+inline int64_t element_size(DType dtype) { return dtype == DType::float32 ? 4 : is_quantised(dtype) ? 1 : 2; }
 
 // Arguments of one attend call. Strides are in elements; rows of heads are contiguous.
 struct AttendCall {
@@ -27,6 +30,10 @@ struct AttendCall {
   int64_t key_page_stride;
   int64_t value_page_stride;
   DType pages_dtype;
+  const float* key_scales;  // [num_pages, num_kv_heads, block_size] of quantised pages, else null
+  const float* value_scales;
+  int64_t key_scale_stride;  // from page to page
+  int64_t value_scale_stride;
   int64_t num_pages;
   const int32_t* query_start_loc;
   const int32_t* seq_lens;
@@ -73,8 +80,10 @@ struct KernelTable {
   void (*run)(const AttendCall& call, const Unit& unit, int split_begin, int split_end, float* scratch);
   // Folds all partials of a unit in order and writes the output.
   void (*merge)(const AttendCall& call, const Unit& unit, float* scratch);
-  // Converts `count` elements between any two dtypes, rounding to nearest even.
+  // Converts `count` elements between any two float dtypes, rounding to nearest even.
   void (*convert)(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
+  // Quantises a row of floats into codes of `target_dtype`; returns its scale (see kernels/quantisation.py).
+  float (*quantise)(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
 };
 
 extern const KernelTable kernels_portable;

@@ -21,6 +21,12 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+struct i8 {
+  int8_t code;
+};
+struct f8 {  // e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinities
+  uint8_t bits;
+};
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -40,6 +46,7 @@ typedef float vfloat __attribute__((vector_size(kLanes * 4)));
 typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
+typedef int8_t vbyte __attribute__((vector_size(kLanes)));
 typedef float vfloat4 __attribute__((vector_size(16)));
 
 inline vfloat broadcast(float x) { return x - vfloat{}; }
@@ -91,7 +98,66 @@ inline vfloat load(const f16* p) {
 #endif
 }
 
+inline vint load_widened(const void* p) {
+  vbyte x;
+  memcpy(&x, p, sizeof x);
+  return __builtin_convertvector(x, vint);
+}
+
+// What a quantised element reads as, times this, is its code: a power of two, so that no rounding depends on it.
+template <class Element>
+constexpr float kCodeUnit = 1.0f;
+template <>
+constexpr float kCodeUnit<f8> = 256.0f;
+
+inline vfloat load(const i8* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return __builtin_convertvector(load_widened(p), vfloat);
+#endif
+}
+
+// Codes / 256: read as the fields of a half, whose exponent is biased by 15, an e4m3 is 8 powers of two too small. No
+// NaN, since quantising makes none.
+inline vfloat load(const f8* p) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
+#elif defined(__AVX2__)
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbfff))));
+#else
+  const vint wide = load_widened(p);
+  const vfloat magnitude = as_float((wide & 0x7f) << 20) * 0x1p112f;
+  return as_float(as_int(magnitude) | (wide & INT32_MIN));
+#endif
+}
+
 inline void store(float* p, vfloat x) { memcpy(p, &x, sizeof x); }
+
+// Nearest integer, ties to even, of magnitudes below 2^22.
+inline vfloat round_to_integer(vfloat x) { return x + 0x1.8p23f - 0x1.8p23f; }
+
+// Codes of -127 .. 127.
+inline void store(i8* p, vfloat x) {
+  const vbyte codes = __builtin_convertvector(__builtin_convertvector(round_to_integer(x), vint), vbyte);
+  memcpy(p, &codes, sizeof codes);
+}
+
+// Codes of -448 .. 448, rounded to nearest even.
+inline void store(f8* p, vfloat x) {
+  const vint sign = (as_int(x) >> 24) & 0x80;
+  const vint magnitude = as_int(x) & 0x7fffffff;
+  const vint normal = ((magnitude + 0x7ffff + ((magnitude >> 20) & 1)) >> 20) - (120 << 3);
+  // Below 2^-6 codes are multiples of 2^-9, which is the last place of numbers from 2^14 on.
+  const vint subnormal = as_int(as_float(magnitude) + 0x1p14f) - as_int(broadcast(0x1p14f));
+  const vint code = sign | (as_float(magnitude) < 0x1p-6f ? subnormal : normal);
+  const vbyte bytes = __builtin_convertvector(code, vbyte);
+  memcpy(p, &bytes, sizeof bytes);
+}
 
 inline void store(bf16* p, vfloat x) {
   const vuint bits = reinterpret_cast<vuint>(x);
@@ -140,6 +206,8 @@ struct Dot {
   static Vector load_row(const float* p) { return load(p); }
   static Vector load_row(const bf16* p) { return load(p); }
   static Vector load_row(const f16* p) { return load(p); }
+  static Vector load_row(const i8* p) { return load(p); }
+  static Vector load_row(const f8* p) { return load(p); }
   static vfloat accumulate(Vector query, Vector key, vfloat sum) { return fma(query, key, sum); }
 };
 

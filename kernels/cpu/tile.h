@@ -84,11 +84,16 @@ struct Tile {
       : start(start), begin(max(unit.kv_begin - start, 0)), end(min(unit.kv_end - start, kTileKeys)) {}
 };
 
-// Where the keys and values of a tile's positions lie.
+template <class Page>
+constexpr bool kQuantised = sizeof(Page) == 1;
+
+// Where the keys and values of a tile's positions lie, and what quantised ones are to be multiplied by.
 template <class Page>
 struct Rows {
   const Page* keys[kTileKeys];
   const Page* values[kTileKeys];
+  alignas(64) float key_factors[kTileKeys];
+  alignas(64) float value_factors[kTileKeys];
 };
 
 template <class Query, class Key, int kRows>
@@ -160,8 +165,14 @@ void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page*
   }
 }
 
-// Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums.
-void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap) {
+inline void multiply_tile(float* scores, const float* factors) {
+  for (int key = 0; key < kTileKeys; key += kLanes) store(scores + key, load(scores + key) * load(factors + key));
+}
+
+// Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums. For
+// quantised pages the factors of the keys come in before, those of the values after.
+template <class Page>
+void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap, const Rows<Page>& rows) {
   constexpr int kVectors = kTileKeys / kLanes;
   for (int pair = 0; pair < pairs; ++pair) {
     float* scores = s.scores + pair * kTileKeys;
@@ -171,6 +182,7 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
       memset(scores, 0, sizeof(float) * kTileKeys);
       continue;
     }
+    if constexpr (kQuantised<Page>) multiply_tile(scores, rows.key_factors);
     for (int key = 0; key < begin; ++key) scores[key] = -INFINITY;
     for (int key = end; key < kTileKeys; ++key) scores[key] = -INFINITY;
     vfloat tile[kVectors];
@@ -193,6 +205,7 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
       store(scores + i * kLanes, weight);
       sum += weight;
     }
+    if constexpr (kQuantised<Page>) multiply_tile(scores, rows.value_factors);
     state.maxima[pair] = maximum;
     state.sums[pair] = state.sums[pair] * correction + sum_lanes(sum);
     s.corrections[pair] = correction;

@@ -2,8 +2,8 @@
 //
 // A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs.
 // The kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages;
-// tiles of 16-bit pages that many pairs share are first widened to float32 scratch. Knows nothing of threads or of
-// other units.
+// tiles of narrower pages that many pairs share are first widened to float32 scratch. The scales of quantised pages are
+// multiplied into scores and weights, never into rows. Knows nothing of threads or of other units.
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
@@ -40,6 +40,12 @@ inline void narrow_row(const float* source, Target* target, int head_dim) {
   }
 }
 
+// Scales of consecutive slots of a page, times the unit in which its elements are read.
+template <class Page>
+inline void copy_factors(const float* scales, int count, float* factors) {
+  for (int i = 0; i < count; ++i) factors[i] = scales[i] * kCodeUnit<Page>;
+}
+
 // Entries outside the visible part repeat a visible row: register blocks may touch them, and their scores are masked.
 template <class Page>
 void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Page>& rows) {
@@ -54,6 +60,13 @@ void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Pag
     const Page* key_row = static_cast<const Page*>(call.key_pages) + page * call.key_page_stride + offset;
     const Page* value_row = static_cast<const Page*>(call.value_pages) + page * call.value_page_stride + offset;
     const int end = min(tile.end, key + (block + 1) * call.block_size - position);
+    if constexpr (kQuantised<Page>) {
+      const int64_t slot = unit.kv_head * call.block_size + position - block * call.block_size;
+      const float* key_scales = call.key_scales + page * call.key_scale_stride + slot;
+      const float* value_scales = call.value_scales + page * call.value_scale_stride + slot;
+      copy_factors<Page>(key_scales, end - key, rows.key_factors + key);
+      copy_factors<Page>(value_scales, end - key, rows.value_factors + key);
+    }
     for (; key < end; ++key) {
       rows.keys[key] = key_row;
       rows.values[key] = value_row;
@@ -64,6 +77,7 @@ void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Pag
   const auto repeat = [&rows, &tile](int at) {
     rows.keys[at] = rows.keys[tile.begin];
     rows.values[at] = rows.values[tile.begin];
+    if constexpr (kQuantised<Page>) rows.key_factors[at] = rows.value_factors[at] = 1.0f;
   };
   for (int at = 0; at < tile.begin; ++at) repeat(at);
   for (int at = tile.end; at < kTileKeys; ++at) repeat(at);
@@ -91,7 +105,7 @@ void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, con
   const bool widen = call.head_dim != dim || (sizeof(Page) < sizeof(float) && pairs >= kWideningPairs);
   if (!widen) {
     score_tile<Query>(s, pairs, rows.keys, rows.values, tile, dim);
-    soften_tile(s, state, pairs, call.scale, call.softcap);
+    soften_tile(s, state, pairs, call.scale, call.softcap, rows);
     weigh_tile(s, state, pairs, rows.values, upcoming, dim);
     return;
   }
@@ -107,7 +121,7 @@ void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, con
   } else {
     score_tile<Query>(s, pairs, rows.keys, nothing, tile, dim);
   }
-  soften_tile(s, state, pairs, call.scale, call.softcap);
+  soften_tile(s, state, pairs, call.scale, call.softcap, rows);
   for (int key = tile.begin; key < tile.end; ++key) {
     widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
   }
@@ -191,6 +205,7 @@ void write_output(const AttendCall& call, const Unit& unit, State total) {
     case DType::float32: return store_output<float>(call, unit, total);
     case DType::bfloat16: return store_output<bf16>(call, unit, total);
     case DType::float16: return store_output<f16>(call, unit, total);
+    default: return;  // queries are never quantised
   }
 }
 
@@ -230,11 +245,14 @@ void run(const AttendCall& call, const Unit& unit, int split_begin, int split_en
     case DType::float32: load_query<float>(call, unit, s); break;
     case DType::bfloat16: load_query<bf16>(call, unit, s); break;
     case DType::float16: load_query<f16>(call, unit, s); break;
+    default: return;
   }
   switch (call.pages_dtype) {
     case DType::float32: return run_splits<float, float>(call, unit, split_begin, split_end, s);
     case DType::bfloat16: return run_splits<float, bf16>(call, unit, split_begin, split_end, s);
     case DType::float16: return run_splits<float, f16>(call, unit, split_begin, split_end, s);
+    case DType::int8: return run_splits<float, i8>(call, unit, split_begin, split_end, s);
+    case DType::float8_e4m3: return run_splits<float, f8>(call, unit, split_begin, split_end, s);
   }
 }
 
@@ -267,6 +285,7 @@ void convert_from(const void* source, void* target, DType target_dtype, int64_t 
     case DType::float32: return convert_row<Source, float>(source, target, count);
     case DType::bfloat16: return convert_row<Source, bf16>(source, target, count);
     case DType::float16: return convert_row<Source, f16>(source, target, count);
+    default: return;
   }
 }
 
@@ -275,11 +294,65 @@ void convert(const void* source, DType source_dtype, void* target, DType target_
     case DType::float32: return convert_from<float>(source, target, target_dtype, count);
     case DType::bfloat16: return convert_from<bf16>(source, target, target_dtype, count);
     case DType::float16: return convert_from<f16>(source, target, target_dtype, count);
+    default: return;
+  }
+}
+
+// The next up to kLanes elements of a row, zeros after its end.
+template <class Source>
+inline vfloat load_some(const Source* source, int64_t count) {
+  if (count >= kLanes) return load(source);
+  Source tail[kLanes] = {};
+  memcpy(tail, source, sizeof(Source) * count);
+  return load(tail);
+}
+
+template <class Source, class Target>
+float quantise_row(const Source* source, Target* target, float largest, int64_t count) {
+  // As integers, magnitudes compare like the numbers, and NaN is the largest.
+  vint most = {};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const vint magnitude = as_int(load_some(source + i, count - i)) & 0x7fffffff;
+    most = magnitude > most ? magnitude : most;
+  }
+  int32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits = max(bits, most[lane]);
+  if (bits >= 0x7f800000) {
+    memset(target, 0, sizeof(Target) * count);
+    return NAN;
+  }
+  float absmax;
+  memcpy(&absmax, &bits, sizeof absmax);
+  const float scale = absmax / largest;
+  const float divisor = scale > 0 ? scale : 1.0f;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    vfloat quotient = load_some(source + i, count - i) / divisor;
+    quotient = quotient > largest ? broadcast(largest) : quotient < -largest ? broadcast(-largest) : quotient;
+    Target codes[kLanes];
+    store(codes, quotient);
+    memcpy(target + i, codes, sizeof(Target) * (count - i < kLanes ? count - i : kLanes));
+  }
+  return scale;
+}
+
+template <class Source>
+float quantise_from(const void* source, void* target, DType target_dtype, int64_t count) {
+  const Source* from = static_cast<const Source*>(source);
+  if (target_dtype == DType::int8) return quantise_row(from, static_cast<i8*>(target), 127.0f, count);
+  return quantise_row(from, static_cast<f8*>(target), 448.0f, count);
+}
+
+float quantise(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count) {
+  switch (source_dtype) {
+    case DType::float32: return quantise_from<float>(source, target, target_dtype, count);
+    case DType::bfloat16: return quantise_from<bf16>(source, target, target_dtype, count);
+    case DType::float16: return quantise_from<f16>(source, target, target_dtype, count);
+    default: return NAN;
   }
 }
 
 }  // namespace
 
 namespace octavo {
-extern const KernelTable OCTAVO_KERNELS = {Scratch::floats, run, merge, convert};
+extern const KernelTable OCTAVO_KERNELS = {Scratch::floats, run, merge, convert, quantise};
 }  // namespace octavo

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, KVPages
 from kernels.gpu.decode import decode_attention
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.store_kv import store_kv
@@ -26,18 +26,16 @@ class TritonBackend:
         self,
         key: torch.Tensor,
         value: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write each token's key and value into its slot; a slot of -1 is skipped."""
-        store_kv(key, value, key_pages, value_pages, slot_mapping)
+        """Write each token's key and value into its slot, rounded or quantised; a slot of -1 is skipped."""
+        store_kv(key, value, pages, slot_mapping)
 
     def attend(
         self,
         query: torch.Tensor,
-        key_pages: torch.Tensor,
-        value_pages: torch.Tensor,
+        pages: KVPages,
         metadata: AttentionMetadata,
         *,
         scale: float,
@@ -49,8 +47,7 @@ class TritonBackend:
         if metadata.max_query_len > 1:
             prefill_attention(
                 query,
-                key_pages,
-                value_pages,
+                pages,
                 metadata,
                 output,
                 scale=scale,
@@ -59,7 +56,5 @@ class TritonBackend:
                 min_query_len=2,
             )
         if metadata.max_query_len == 1 or metadata.seq_lens.shape[0] > 1:
-            decode_attention(
-                query, key_pages, value_pages, metadata, output, scale=scale, window=window, softcap=softcap
-            )
+            decode_attention(query, pages, metadata, output, scale=scale, window=window, softcap=softcap)
         return output

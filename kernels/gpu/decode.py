@@ -7,7 +7,8 @@ splits.
 Contract
     query               [num_tokens, num_q_heads, head_dim]; the row of sequence s is ``query_start_loc[s]``
     key_pages,
-    value_pages         [num_pages, num_kv_heads, block_size, head_dim], any dtype that casts to the query's
+    value_pages         [num_pages, num_kv_heads, block_size, head_dim], any dtype that casts to the query's; int8 and
+                        fp8 with scales (see ``kernels.quantisation``)
     output              like query; written for the sequences that have exactly one row, untouched for all others
     metadata            see ``kernels.attention``
 
@@ -23,10 +24,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, KVPages
 from kernels.gpu.reduce import merge_splits
 from kernels.gpu.splits import SplitLimits, divide
-from kernels.gpu.tile import ScoreScale, TileShape, attend_tile, check_shapes, padded_head_dim
+from kernels.gpu.tile import ScoreScale, TileShape, attend_tile, check_shapes, padded_head_dim, scale_arguments
+from kernels.quantisation import is_quantised
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_splits"])
@@ -37,6 +39,8 @@ def decode_kernel(
     query_ptr,
     key_pages_ptr,
     value_pages_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     block_table_ptr,
@@ -54,6 +58,11 @@ def decode_kernel(
     value_page_stride,
     value_head_stride,
     value_slot_stride,
+    key_scale_page_stride,
+    key_scale_head_stride,
+    value_scale_page_stride,
+    value_scale_head_stride,
+    QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -108,13 +117,18 @@ def decode_kernel(
             end,
             key_pages_ptr + kv_head * key_head_stride,
             value_pages_ptr + kv_head * value_head_stride,
+            key_scales_ptr + kv_head * key_scale_head_stride,
+            value_scales_ptr + kv_head * value_scale_head_stride,
             block_table_ptr + sequence.to(tl.int64) * table_stride,
             key_page_stride,
             key_slot_stride,
             value_page_stride,
             value_slot_stride,
+            key_scale_page_stride,
+            value_scale_page_stride,
             scale,
             softcap_log2,
+            QUANTISED=QUANTISED,
             BLOCK_SIZE=BLOCK_SIZE,
             HEAD_DIM=HEAD_DIM,
             WINDOW=0,  # one row per sequence: ``first`` is its window already
@@ -133,11 +147,11 @@ def decode_kernel(
         tl.store(output_rows[:, None] + dims[None, :], mixed.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def decode_tile_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
+def decode_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype) -> TileShape:
     """Tiles that compile without spills on sm_80 and sm_90; ``tl.dot`` wants at least 16 rows."""
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return TileShape(rows, keys=16, num_warps=4, num_stages=2)
+        return TileShape(rows, keys=16, num_warps=4, num_stages=1 if is_quantised(pages_dtype) else 2)
     if head_dim <= 256:
         return TileShape(rows, keys=64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
     return TileShape(rows, keys=32, num_warps=8, num_stages=2)
@@ -145,8 +159,7 @@ def decode_tile_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShap
 
 def decode_attention(
     query: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
+    pages: KVPages,
     metadata: AttentionMetadata,
     output: torch.Tensor,
     *,
@@ -157,14 +170,15 @@ def decode_attention(
     limits: SplitLimits | None = None,
 ) -> None:
     """Attend for every sequence with exactly one query row, into its row of ``output``. Shapes: see the module."""
-    check_shapes(query, key_pages, value_pages)
+    check_shapes(query, pages)
     num_seqs = metadata.seq_lens.shape[0]
     _, num_q_heads, head_dim = query.shape
-    _, num_kv_heads, block_size, _ = key_pages.shape
+    _, num_kv_heads, block_size, _ = pages.key.shape
     if num_seqs == 0:
         return
     group = num_q_heads // num_kv_heads
-    shape = tile or decode_tile_shape(group, head_dim, query.dtype)
+    shape = tile or decode_tile_shape(group, head_dim, query.dtype, pages.key.dtype)
+    key_scales, value_scales, *scale_strides = scale_arguments(pages)
     score = ScoreScale.of(scale, softcap)
     limits = limits or SplitLimits.of(num_kv_heads)
     num_splits = limits.most_splits(metadata.max_seq_len, window, shape.keys)
@@ -179,8 +193,10 @@ def decode_attention(
         partial,
         partial_lse,
         query,
-        key_pages,
-        value_pages,
+        pages.key,
+        pages.value,
+        key_scales,
+        value_scales,
         metadata.query_start_loc,
         metadata.seq_lens,
         metadata.block_table,
@@ -192,8 +208,10 @@ def decode_attention(
         query.stride(1),
         output.stride(0),
         output.stride(1),
-        *key_pages.stride()[:3],
-        *value_pages.stride()[:3],
+        *pages.key.stride()[:3],
+        *pages.value.stride()[:3],
+        *scale_strides,
+        QUANTISED=pages.key_scales is not None,
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,

@@ -11,7 +11,8 @@ finds its sequence by binary search, and one whose block is to spare ends at onc
 Contract
     query               [num_tokens, num_q_heads, head_dim]
     key_pages,
-    value_pages         [num_pages, num_kv_heads, block_size, head_dim], any dtype that casts to the query's
+    value_pages         [num_pages, num_kv_heads, block_size, head_dim], any dtype that casts to the query's; int8 and
+                        fp8 with scales (see ``kernels.quantisation``)
     output              like query; written for sequences with at least ``min_query_len`` rows, untouched elsewhere
     metadata            see ``kernels.attention``
 
@@ -25,8 +26,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import AttentionMetadata
-from kernels.gpu.tile import ScoreScale, TileShape, attend_tile, check_shapes, padded_head_dim
+from kernels.attention import AttentionMetadata, KVPages
+from kernels.gpu.tile import ScoreScale, TileShape, attend_tile, check_shapes, padded_head_dim, scale_arguments
+from kernels.quantisation import is_quantised
 
 
 @triton.jit
@@ -48,6 +50,8 @@ def prefill_kernel(
     query_ptr,
     key_pages_ptr,
     value_pages_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     block_table_ptr,
@@ -66,6 +70,11 @@ def prefill_kernel(
     value_page_stride,
     value_head_stride,
     value_slot_stride,
+    key_scale_page_stride,
+    key_scale_head_stride,
+    value_scale_page_stride,
+    value_scale_head_stride,
+    QUANTISED: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -114,13 +123,18 @@ def prefill_kernel(
             end,
             key_pages_ptr + kv_head * key_head_stride,
             value_pages_ptr + kv_head * value_head_stride,
+            key_scales_ptr + kv_head * key_scale_head_stride,
+            value_scales_ptr + kv_head * value_scale_head_stride,
             block_table_ptr + sequence.to(tl.int64) * table_stride,
             key_page_stride,
             key_slot_stride,
             value_page_stride,
             value_slot_stride,
+            key_scale_page_stride,
+            value_scale_page_stride,
             scale,
             softcap_log2,
+            QUANTISED=QUANTISED,
             BLOCK_SIZE=BLOCK_SIZE,
             HEAD_DIM=HEAD_DIM,
             WINDOW=WINDOW,
@@ -133,20 +147,20 @@ def prefill_kernel(
     tl.store(output_rows[:, None] + dims[None, :], mixed.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def prefill_tile_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
+def prefill_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype) -> TileShape:
     """Tiles that compile without spills on sm_80 and sm_90 and fit the shared memory of sm_86."""
     at_least = triton.next_power_of_2(group)
     if dtype == torch.float32:  # no matrix unit multiplies in full precision: every product takes registers
-        return TileShape(max(16, at_least), keys=16, num_warps=4, num_stages=2)
+        return TileShape(max(16, at_least), keys=16, num_warps=4, num_stages=1 if is_quantised(pages_dtype) else 2)
     if head_dim <= 128:
         return TileShape(max(128, at_least), keys=64, num_warps=8, num_stages=2)
-    return TileShape(max(64 if head_dim <= 256 else 32, at_least), keys=32, num_warps=8, num_stages=2)
+    keys = 16 if is_quantised(pages_dtype) else 32  # codes on their way to the matrix units take registers
+    return TileShape(max(64 if head_dim <= 256 else 32, at_least), keys=keys, num_warps=8, num_stages=2)
 
 
 def prefill_attention(
     query: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
+    pages: KVPages,
     metadata: AttentionMetadata,
     output: torch.Tensor,
     *,
@@ -157,21 +171,24 @@ def prefill_attention(
     tile: TileShape | None = None,
 ) -> None:
     """Attend for every sequence with at least ``min_query_len`` query rows, into ``output``. Shapes: see the module."""
-    check_shapes(query, key_pages, value_pages)
+    check_shapes(query, pages)
     num_seqs = metadata.seq_lens.shape[0]
     num_tokens, num_q_heads, head_dim = query.shape
-    _, num_kv_heads, block_size, _ = key_pages.shape
+    _, num_kv_heads, block_size, _ = pages.key.shape
     if num_seqs == 0 or num_tokens == 0:
         return
     group = num_q_heads // num_kv_heads
-    shape = tile or prefill_tile_shape(group, head_dim, query.dtype)
+    shape = tile or prefill_tile_shape(group, head_dim, query.dtype, pages.key.dtype)
+    key_scales, value_scales, *scale_strides = scale_arguments(pages)
     score = ScoreScale.of(scale, softcap)
     num_blocks = num_tokens // (shape.rows // group) + num_seqs
     prefill_kernel[(num_blocks, num_kv_heads)](
         output,
         query,
-        key_pages,
-        value_pages,
+        pages.key,
+        pages.value,
+        key_scales,
+        value_scales,
         metadata.query_start_loc,
         metadata.seq_lens,
         metadata.block_table,
@@ -184,8 +201,10 @@ def prefill_attention(
         query.stride(1),
         output.stride(0),
         output.stride(1),
-        *key_pages.stride()[:3],
-        *value_pages.stride()[:3],
+        *pages.key.stride()[:3],
+        *pages.value.stride()[:3],
+        *scale_strides,
+        QUANTISED=pages.key_scales is not None,
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,

@@ -24,6 +24,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention import KVPages
+from kernels.quantisation import SCALE_DTYPE, is_quantised
+
 
 @triton.jit
 def load_tile(pages_ptr, pages, offsets, dims, resident, page_stride, slot_stride, HEAD_DIM: tl.constexpr):
@@ -44,13 +47,18 @@ def attend_tile(
     end,
     key_pages_ptr,
     value_pages_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     table_row_ptr,
     key_page_stride,
     key_slot_stride,
     value_page_stride,
     value_slot_stride,
+    key_scale_stride,
+    value_scale_stride,
     scale,
     softcap_log2,
+    QUANTISED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -59,7 +67,8 @@ def attend_tile(
 ):
     """Fold positions ``tile_start : tile_start + TILE`` into ``peak``, ``total`` and ``mixed``; returns the three.
 
-    ``query`` [rows, HEAD_DIM_PADDED], ``row_positions`` int32 [rows]; page pointers already point at the KV head.
+    ``query`` [rows, HEAD_DIM_PADDED], ``row_positions`` int32 [rows]; page and scale pointers already point at the KV
+    head. The scales of quantised pages are multiplied into scores and weights, never into rows.
     ``scale`` and ``softcap_log2`` come from ``ScoreScale``. ``WINDOW`` 0 means none.
     """
     positions = tile_start + tl.arange(0, TILE)
@@ -69,7 +78,13 @@ def attend_tile(
     offsets = positions % BLOCK_SIZE
 
     key = load_tile(key_pages_ptr, pages, offsets, dims, resident, key_page_stride, key_slot_stride, HEAD_DIM)
-    scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * scale
+    if QUANTISED:
+        key = key.to(tl.float32)
+    scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+    if QUANTISED:
+        key_scales = tl.load(key_scales_ptr + pages * key_scale_stride + offsets, mask=resident, other=0.0)
+        scores = scores * key_scales[None, :]
+    scores = scores * scale
     if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1); exact at both ends, where exp is 0 or infinite
         scores = softcap_log2 * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
     visible = resident[None, :] & (positions[None, :] <= row_positions[:, None])
@@ -83,8 +98,12 @@ def attend_tile(
     weights = tl.exp2(scores - shift[:, None])
     fade = tl.exp2(peak - shift)
     value = load_tile(value_pages_ptr, pages, offsets, dims, resident, value_page_stride, value_slot_stride, HEAD_DIM)
-    value = value.to(query.dtype)
     total = total * fade + tl.sum(weights, axis=1)
+    if QUANTISED:
+        value = value.to(tl.float32)
+        value_scales = tl.load(value_scales_ptr + pages * value_scale_stride + offsets, mask=resident, other=0.0)
+        weights = weights * value_scales[None, :]
+    value = value.to(query.dtype)
     mixed = tl.dot(weights.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
     return new_peak, total, mixed
 
@@ -122,8 +141,34 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def check_shapes(query: torch.Tensor, key_pages: torch.Tensor, value_pages: torch.Tensor) -> None:
+def scale_arguments(pages: KVPages) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
+    """Key and value scales, then the strides of each from page to page and from head to head.
+
+    For pages without scales, tensors that kernels are never to look at.
+    """
+    keys, values = pages.key_scales, pages.value_scales
+    if keys is None or values is None:
+        return pages.key, pages.value, 0, 0, 0, 0
+    return keys, values, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)
+
+
+def check_scales(pages: KVPages) -> None:
+    """Raise ``ValueError`` unless quantised pages, and they alone, come with float32 scales of the right shape."""
+    for stored, scales in ((pages.key, pages.key_scales), (pages.value, pages.value_scales)):
+        if is_quantised(stored.dtype) != (scales is not None):
+            raise ValueError(f"{stored.dtype} pages {'need' if scales is None else 'take no'} scales")
+        if scales is not None and (
+            scales.shape != stored.shape[:3] or scales.dtype != SCALE_DTYPE or scales.stride(2) != 1
+        ):
+            raise ValueError(
+                f"scales {tuple(scales.shape)} {scales.dtype} of pages {tuple(stored.shape)} must be float32 "
+                "[pages, kv_heads, block_size] with a dense last dimension"
+            )
+
+
+def check_shapes(query: torch.Tensor, pages: KVPages) -> None:
     """Raise ``ValueError`` where the kernels would read the wrong memory instead of failing."""
+    key_pages, value_pages = pages.key, pages.value
     if query.shape[1] % key_pages.shape[1]:
         raise ValueError(f"{query.shape[1]} query heads do not divide among {key_pages.shape[1]} KV heads")
     if query.shape[2] != key_pages.shape[3] or key_pages.shape != value_pages.shape:
@@ -133,3 +178,4 @@ def check_shapes(query: torch.Tensor, key_pages: torch.Tensor, value_pages: torc
         )
     if query.stride(2) != 1 or key_pages.stride(3) != 1 or value_pages.stride(3) != 1:
         raise ValueError("query and pages need a dense last dimension; call .contiguous() first")
+    check_scales(pages)

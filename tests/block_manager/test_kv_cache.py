@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from block_manager.groups import plan_groups
@@ -22,10 +23,28 @@ def test_gemma3_270m_pages_have_three_layer_slots() -> None:
 
 
 def test_the_tensors_hold_exactly_the_bytes_of_their_pages_and_the_null_page() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn):
         cache = cache_of(GEMMA3_270M, dtype)
-        total = sum(tensor.nbytes for tensor in (*cache.key_pages, *cache.value_pages))
+        total = sum(tensor.nbytes for tensor in cache.tensors())
         assert total == (cache.num_pages + 1) * cache.page_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_pages_come_with_a_float32_scale_per_position_and_head(dtype: torch.dtype) -> None:
+    cache = cache_of(GEMMA3_270M, dtype)
+    shapes = [(11, 2, 16, 8), (11, 2, 16, 8), (11, 2, 16), (11, 2, 16)]
+    for slot in range(3):
+        tensors = cache.slot_tensors(slot)
+        assert [tensor.shape for tensor in tensors] == shapes
+        assert [tensor.dtype for tensor in tensors] == [dtype, dtype, torch.float32, torch.float32]
+    assert cache.page_bytes == 2 * 3 * 2 * 16 * (8 + 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_other_pages_have_no_scales(dtype: torch.dtype) -> None:
+    cache = cache_of(GEMMA3_270M, dtype)
+    assert [tensor.shape for tensor in cache.slot_tensors(2)] == [(11, 2, 16, 8)] * 2
+    assert len(cache.tensors()) == 6
 
 
 def test_no_two_layers_share_a_place() -> None:
@@ -38,8 +57,9 @@ def test_no_two_layers_share_a_place() -> None:
 
 
 def test_tensors_of_different_slots_do_not_overlap() -> None:
-    cache = cache_of([None, None, 8, 8])
-    tensors = [*cache.key_pages, *cache.value_pages]
-    for value, tensor in enumerate(tensors):
+    cache = cache_of([None, None, 8, 8], torch.int8)
+    for value, tensor in enumerate(cache.tensors()):
         tensor.fill_(value)
-    assert [tensor.float().unique().tolist() for tensor in tensors] == [[0.0], [1.0], [2.0], [3.0]]
+    assert [tensor.float().unique().tolist() for tensor in cache.tensors()] == [[float(n)] for n in range(8)]
+    found = [tensor.unique().item() for slot in range(2) for tensor in cache.slot_tensors(slot)]
+    assert found == [0, 2, 4, 6, 1, 3, 5, 7]

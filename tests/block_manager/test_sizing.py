@@ -103,3 +103,9 @@ def test_page_bytes_counts_keys_and_values_of_every_layer_of_a_page() -> None:
     gemma = plan_groups([None if (layer + 1) % 6 == 0 else 512 for layer in range(18)])
     assert page_bytes(gemma, 16, 1, 256, 2) == 2 * 3 * 16 * 256 * 2
     assert page_bytes(plan_groups([None]), 32, 8, 64, 4) == 2 * 32 * 8 * 64 * 4
+
+
+def test_page_bytes_counts_a_scale_for_each_key_and_value_of_a_head() -> None:
+    gemma = plan_groups([None if (layer + 1) % 6 == 0 else 512 for layer in range(18)])
+    assert page_bytes(gemma, 16, 1, 256, 1, 4) == 2 * 3 * 16 * (256 + 4)
+    assert page_bytes(plan_groups([None]), 32, 8, 64, 1, 4) == 2 * 32 * 8 * (64 + 4)

@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import reference
+from kernels.attention import KVPages
+from kernels.quantisation import quantise
 
 BLOCK_SIZE = 16
 
@@ -30,8 +32,7 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **option
     length = key.shape[0]
     return reference.paged_attention(
         query,
-        paged(key),
-        paged(value),
+        KVPages(paged(key), paged(value)),
         query_start_loc=torch.tensor([0, query.shape[0]], dtype=torch.int32),
         seq_lens=torch.tensor([length], dtype=torch.int32),
         block_table=torch.arange(-(-length // BLOCK_SIZE), dtype=torch.int32)[None],
@@ -89,11 +90,10 @@ def test_ragged_sequences_over_shuffled_pages_equal_each_sequence_alone() -> Non
     block_table = torch.tensor([[5, 1, 7], [2, 0, 0], [6, 3, 0]], dtype=torch.int32)
     for sequence, (_, key, value) in enumerate(sequences):
         slots = [int(block_table[sequence, p // 16]) * 16 + p % 16 for p in range(key.shape[0])]
-        reference.store_kv(key, value, pages[0], pages[1], torch.tensor(slots))
+        reference.store_kv(key, value, KVPages(*pages), torch.tensor(slots))
     output = reference.paged_attention(
         torch.cat([query[-count:] for (query, _, _), count in zip(sequences, rows, strict=True)]),
-        pages[0],
-        pages[1],
+        KVPages(*pages),
         query_start_loc=torch.tensor([0, 3, 8, 9], dtype=torch.int32),
         seq_lens=torch.tensor(lengths, dtype=torch.int32),
         block_table=block_table,
@@ -106,7 +106,28 @@ def test_ragged_sequences_over_shuffled_pages_equal_each_sequence_alone() -> Non
 def test_store_skips_slots_of_minus_one_and_rounds_to_the_pages() -> None:
     key, value = torch.randn(2, 3, 2, 8)
     keys, values = torch.zeros(2, 2, 2, BLOCK_SIZE, 8, dtype=torch.bfloat16)
-    reference.store_kv(key, value, keys, values, torch.tensor([17, -1, 0]))
+    reference.store_kv(key, value, KVPages(keys, values), torch.tensor([17, -1, 0]))
     assert torch.equal(keys[[1, 0], :, [1, 0]], key[[0, 2]].bfloat16())
     assert torch.equal(values[[1, 0], :, [1, 0]], value[[0, 2]].bfloat16())
     assert keys.count_nonzero() == values.count_nonzero() == 2 * 2 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_pages_equal_pages_of_their_dequantised_rows(dtype: torch.dtype) -> None:
+    query, key, value = qkv(40, num_kv_heads=2)
+    shape = (3, 2, BLOCK_SIZE, 32)
+    quantised = KVPages(*torch.zeros(2, *shape, dtype=dtype), *torch.zeros(2, *shape[:3]))
+    reference.store_kv(key, value, quantised, torch.arange(40))
+    plain = KVPages(*torch.zeros(2, *shape, dtype=torch.float64))
+    for rows, pages in ((key, plain.key), (value, plain.value)):
+        codes, scales = quantise(rows, dtype)
+        slots = (torch.arange(40) // BLOCK_SIZE, slice(None), torch.arange(40) % BLOCK_SIZE)
+        pages[slots] = codes.double() * scales.double()[..., None]
+    layout = (
+        torch.tensor([0, 40], dtype=torch.int32),
+        torch.tensor([40], dtype=torch.int32),
+        torch.arange(3, dtype=torch.int32)[None],
+    )
+    outputs = [reference.paged_attention(query, pages, *layout, scale=0.2) for pages in (quantised, plain)]
+    assert_equal(*outputs)
+    assert (outputs[1] - dense(query, key, value)).abs().max() > 1e-4  # and not those of the rows before

@@ -15,7 +15,7 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
-from kernels.attention import AttentionMetadata, PagedLayer
+from kernels.attention import AttentionMetadata, KVPages, PagedLayer
 from models.gguf_file import GGUFFile
 from models.model import CausalLM
 
@@ -83,7 +83,7 @@ def run_over_pages(
                 max_query_len=max(len(span) for span in spans),
                 max_seq_len=int(seq_lens.max()),
             )
-            layers |= {index: PagedLayer(*tensors, metadata) for index, tensors in group.layers.items()}
+            layers |= {index: PagedLayer(KVPages(*tensors), metadata) for index, tensors in group.layers.items()}
         owners = [
             (i, start + span.index(row))
             for i, start, span in zip(running, starts.tolist(), spans, strict=False)

@@ -55,6 +55,7 @@ def make_ready(**changes: Any) -> EngineReady:
     fields: dict[str, Any] = {
         "device": "cpu",
         "dtype": "float32",
+        "kv_dtype": "int8",
         "threads": 2,
         "attention_backend": "scripted",
         "weight_bytes": 4_000_000_000,

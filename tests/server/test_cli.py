@@ -43,10 +43,10 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["serve", "--help"])
     text = capsys.readouterr().out
     flags = (
-        "--host --port --served-model-name --dtype --device --max-model-len --max-num-seqs --max-num-batched-tokens "
-        "--block-size --gpu-memory-utilization --kv-cache-memory-bytes --num-gpu-blocks-override "
-        "--enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template --revision "
-        "--max-request-bytes --shutdown-timeout --engine-silence-limit"
+        "--host --port --served-model-name --dtype --kv-cache-dtype --device --max-model-len --max-num-seqs "
+        "--max-num-batched-tokens --block-size --gpu-memory-utilization --kv-cache-memory-bytes "
+        "--num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template "
+        "--revision --max-request-bytes --shutdown-timeout --engine-silence-limit"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -59,15 +59,16 @@ def test_flags_left_out_mean_the_defaults_of_the_engine() -> None:
 
 def test_every_flag_of_the_engine_arrives() -> None:
     arguments = (
-        "serve m --dtype float32 --device cpu --max-model-len 100 --max-num-seqs 3 --max-num-batched-tokens 64 "
-        "--block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 --num-gpu-blocks-override 9 "
-        "--no-enable-prefix-caching --threads 2 --seed 7"
+        "serve m --dtype float32 --kv-cache-dtype fp8 --device cpu --max-model-len 100 --max-num-seqs 3 "
+        "--max-num-batched-tokens 64 --block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 "
+        "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7"
     )
     options = cli._options(cli._parser().parse_args(arguments.split()))
     assert options.model == "m"
     assert options.engine == EngineConfig(
         model="",
         dtype="float32",
+        kv_cache_dtype="fp8",
         device="cpu",
         max_model_len=100,
         max_num_seqs=3,
@@ -88,6 +89,8 @@ def test_every_flag_of_the_engine_arrives() -> None:
         (["--port", "70000"], "--port 70000"),
         (["--block-size", "3"], "--block-size 3"),
         (["--dtype", "int3"], "--dtype int3"),
+        (["--dtype", "int8"], "--dtype int8"),
+        (["--kv-cache-dtype", "int3"], "--kv-cache-dtype int3: choose one of auto, float32, bfloat16, float16, int8"),
         (["--max-num-seqs", "0"], "--max-num-seqs 0"),
         (["--max-request-bytes", "0"], "--max-request-bytes 0"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout -1"),

@@ -22,7 +22,7 @@ def test_the_table_says_what_was_loaded_where_and_how_long_it_took(engine) -> No
         "attention": "scripted",
         "weights": "4.00 GB",
         "KV memory": "0.00 GB in 20 pages",
-        "page": "16 tokens, 1,024 bytes",
+        "page": "16 tokens in int8, 1,024 bytes",
         "max context": "512 tokens",
         "batch": "8 requests, 64 tokens a step",
         "start-up": "3.1 s: tokenizer 0.2, weights 1.5",

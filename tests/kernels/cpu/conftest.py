@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.cpu.backend import NativeBackend, TorchBackend
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.quantisation import is_quantised
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,27 @@ class PagedBatch:
     """One step: queries, pages and layout. ``lengths`` are (query rows, tokens in all) per sequence."""
 
     query: torch.Tensor
-    key_pages: torch.Tensor
-    value_pages: torch.Tensor
+    pages: KVPages
     metadata: AttentionMetadata
 
     def attend(self, backend: AttentionBackend, **options: float | int | None) -> torch.Tensor:
         options = {"scale": self.query.shape[2] ** -0.5, **options}
-        return backend.attend(self.query, self.key_pages, self.value_pages, self.metadata, **options)
+        return backend.attend(self.query, self.pages, self.metadata, **options)
 
     def expected(self, **options: float | int | None) -> torch.Tensor:
         options = {"scale": self.query.shape[2] ** -0.5, **options}
         metadata = self.metadata
         layout = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table)
-        return reference.paged_attention(self.query, self.key_pages, self.value_pages, *layout, **options)
+        return reference.paged_attention(self.query, self.pages, *layout, **options)
+
+
+def poisoned_pages(shape: tuple[int, int, int, int], dtype: torch.dtype) -> KVPages:
+    """Pages that read as NaN; int8 has no NaN, but its scales have."""
+    fill = 127 if dtype == torch.int8 else float("nan")
+    key, value = (torch.full(shape, fill, dtype=dtype) for _ in range(2))
+    if not is_quantised(dtype):
+        return KVPages(key, value)
+    return KVPages(key, value, *(torch.full(shape[:3], float("nan")) for _ in range(2)))
 
 
 def build_batch(
@@ -50,24 +59,21 @@ def build_batch(
     generator = torch.Generator().manual_seed(seed)
     blocks = [-(-total // block_size) for _, total in lengths]
     num_pages = sum(blocks) + 3
-    pages = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed + 1))).tolist()
-    shape = (num_pages, num_kv_heads, block_size, head_dim)
-    key_pages = torch.full(shape, float("nan"), dtype=pages_dtype or dtype)
-    value_pages = torch.full(shape, float("nan"), dtype=pages_dtype or dtype)
+    page_ids = (1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed + 1))).tolist()
+    pages = poisoned_pages((num_pages, num_kv_heads, block_size, head_dim), pages_dtype or dtype)
     block_table = torch.zeros((len(lengths), max(blocks, default=0) + 1), dtype=torch.int32)
     slot_mapping: list[int] = []
     for sequence, (rows, total) in enumerate(lengths):
         keys = torch.randn((2, total, num_kv_heads, head_dim), generator=generator)
         first_visible = 0 if window is None else max(0, total - rows - window + 1)
         owned = [0] * (first_visible // block_size) + [
-            pages.pop() for _ in range(first_visible // block_size, blocks[sequence])
+            page_ids.pop() for _ in range(first_visible // block_size, blocks[sequence])
         ]
         block_table[sequence, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
         slots = [owned[p // block_size] * block_size + p % block_size for p in range(total)]
-        for position in range(first_visible, total):
-            page, offset = divmod(slots[position], block_size)
-            key_pages[page, :, offset] = keys[0, position].to(key_pages.dtype)
-            value_pages[page, :, offset] = keys[1, position].to(value_pages.dtype)
+        visible = slice(first_visible, total)
+        visible_slots = torch.tensor(slots[visible], dtype=torch.int64)
+        TorchBackend().store_kv(keys[0, visible], keys[1, visible], pages, visible_slots)
         slot_mapping += slots[total - rows :]
     rows_of = torch.tensor([rows for rows, _ in lengths], dtype=torch.int32)
     metadata = AttentionMetadata(
@@ -79,7 +85,7 @@ def build_batch(
         max_seq_len=max((total for _, total in lengths), default=0),
     )
     query = torch.randn((len(slot_mapping), num_q_heads, head_dim), generator=generator).to(dtype)
-    return PagedBatch(query, key_pages, value_pages, metadata)
+    return PagedBatch(query, pages, metadata)
 
 
 def native_backend(variant: Variant | None = None) -> NativeBackend:

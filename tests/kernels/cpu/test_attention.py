@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from kernels.attention import KVPages
+
+INT8 = {
+    "key": torch.zeros(5, 1, 16, 64, dtype=torch.int8),
+    "value": torch.zeros(5, 1, 16, 64, dtype=torch.int8),
+    "key_scales": torch.zeros(5, 1, 16),
+    "value_scales": torch.zeros(5, 1, 16),
+}
+QUANTISED = [torch.int8, torch.float8_e4m3fn]
 RAGGED = [(1, 1), (1, 37), (5, 5), (0, 20), (17, 64), (1, 65), (1, 130)]
 
 
@@ -41,6 +52,47 @@ def test_16_bit_tensors_lose_only_the_rounding_of_the_output(
 def test_float32_queries_read_16_bit_pages(backend, batch_of, pages_dtype):
     batch = batch_of(RAGGED, pages_dtype=pages_dtype)
     assert_close(batch.attend(backend), batch.expected())
+
+
+@pytest.mark.parametrize("pages_dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(2, 2), (8, 2)])
+def test_quantised_pages_read_as_scale_times_code(
+    backend, batch_of, head_dim, num_q_heads, num_kv_heads, dtype, pages_dtype
+):
+    shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    batch = batch_of(RAGGED, dtype=dtype, pages_dtype=pages_dtype, **shape)
+    assert_close(batch.attend(backend), batch.expected(), dtype)
+
+
+@pytest.mark.parametrize("pages_dtype", QUANTISED)
+@pytest.mark.parametrize("options", [{"window": 17}, {"window": 300}, {"softcap": 0.5}, {"window": 40, "softcap": 5.0}])
+def test_quantised_pages_under_windows_and_softcaps(backend, batch_of, options, pages_dtype):
+    lengths = [(1, 16), (1, 17), (1, 18), (1, 320), (20, 40), (9, 600), (3, 19)]
+    batch = batch_of(lengths, pages_dtype=pages_dtype, block_size=32, window=options.get("window"))
+    assert_close(batch.attend(backend, **options), batch.expected(**options))
+
+
+@pytest.mark.parametrize("pages_dtype", QUANTISED)
+def test_rows_of_zeros_and_of_very_different_sizes(backend, batch_of, pages_dtype):
+    """Keys of zeros share the weight evenly; values from 1e-6 to 1e6 keep their own scales."""
+    batch = batch_of([(1, 40), (20, 50)], pages_dtype=pages_dtype)
+    batch.pages.key_scales[batch.pages.key_scales.isfinite()] = 0.0
+    batch.pages.value_scales.mul_(10.0 ** torch.arange(-6, 6, 12 / 16))
+    expected = batch.expected()
+    torch.testing.assert_close(batch.attend(backend).double(), expected, rtol=1e-5, atol=1e-2)
+    assert expected.abs().max() > 1e3
+
+
+@pytest.mark.parametrize("pages_dtype", QUANTISED)
+def test_a_key_that_reads_as_nan_shows_in_the_rows_that_see_it(backend, batch_of, pages_dtype):
+    batch = batch_of([(1, 20), (1, 20)], pages_dtype=pages_dtype)
+    page = int(batch.metadata.block_table[0, 1])
+    batch.pages.key_scales[page, 0, 2] = float("nan")
+    output = batch.attend(backend)
+    assert output[0].isnan().all()
+    assert not output[1].isnan().any()
 
 
 @pytest.mark.parametrize("group", [3, 5, 6, 7])
@@ -100,7 +152,7 @@ def test_a_batch_without_tokens_yields_an_empty_output(backend, batch_of):
 def test_query_rows_after_the_last_sequence_are_zero(backend, batch_of):
     batch = batch_of([(3, 20)])
     padded = torch.cat([batch.query, torch.ones(2, 4, 64)])
-    output = backend.attend(padded, batch.key_pages, batch.value_pages, batch.metadata, scale=1.0)
+    output = backend.attend(padded, batch.pages, batch.metadata, scale=1.0)
     assert torch.equal(output[3:], torch.zeros(2, 4, 64))
 
 
@@ -108,14 +160,18 @@ def test_queries_may_be_slices_of_a_fused_projection(backend, batch_of):
     batch = batch_of(RAGGED)
     fused = torch.cat([batch.query.flatten(1), torch.randn(batch.query.shape[0], 128)], dim=1)
     view = fused[:, : 4 * 64].unflatten(1, (4, 64))
-    output = backend.attend(view, batch.key_pages, batch.value_pages, batch.metadata, scale=0.125)
+    output = backend.attend(view, batch.pages, batch.metadata, scale=0.125)
     assert torch.equal(output, batch.attend(backend))
 
 
-def test_pages_may_be_strided(backend, batch_of):
-    batch = batch_of(RAGGED)
-    both = torch.stack([batch.key_pages, batch.value_pages], dim=1)
-    output = backend.attend(batch.query, both[:, 0], both[:, 1], batch.metadata, scale=0.125)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, *QUANTISED])
+def test_pages_may_be_strided(backend, batch_of, pages_dtype):
+    batch = batch_of(RAGGED, pages_dtype=pages_dtype)
+    pages = batch.pages
+    strided = list(torch.stack([pages.key, pages.value], dim=1).unbind(1))
+    if pages.key_scales is not None:
+        strided += torch.stack([pages.key_scales, pages.value_scales], dim=1).unbind(1)
+    output = backend.attend(batch.query, KVPages(*strided), batch.metadata, scale=0.125)
     assert torch.equal(output, batch.attend(backend))
 
 
@@ -125,7 +181,12 @@ def test_pages_may_be_strided(backend, batch_of):
         ({"query": torch.zeros(1, 4, 32)}, "does not fit pages"),
         ({"query": torch.zeros(1, 4, 64, dtype=torch.float64)}, "float32, bfloat16 or float16"),
         ({"query": torch.zeros(1, 64, 4).transpose(1, 2)}, "contiguous in query"),
-        ({"key_pages": torch.zeros(5, 1, 16, 64)[:, :, ::2]}, r"\[pages, kv_heads, block_size, head_dim\]"),
+        ({"key": torch.zeros(5, 1, 16, 64)[:, :, ::2]}, r"\[pages, kv_heads, block_size, head_dim\]"),
+        ({"key_scales": torch.zeros(5, 1, 16)}, "are not quantised and take no key_scales"),
+        (INT8 | {"value_scales": None}, "value_scales must be .* not missing"),
+        (INT8 | {"key_scales": torch.zeros(5, 1, 8)}, "key_scales must be .* one per quantised row"),
+        (INT8 | {"key_scales": torch.zeros(5, 16, 1).mT}, "each page of key_scales must be contiguous"),
+        (INT8 | {"key": torch.zeros(5, 1, 16, 64).half()}, "of one dtype"),
         ({"scale": 0.0}, "must be positive"),
         ({"window": 0}, "must be positive"),
         ({"softcap": -1.0}, "must be positive"),
@@ -133,9 +194,11 @@ def test_pages_may_be_strided(backend, batch_of):
 )
 def test_wrong_arguments_are_named(native, batch_of, change, message):
     batch = batch_of([(1, 20)])
-    arguments = {"query": batch.query, "key_pages": batch.key_pages, "value_pages": batch.value_pages, "scale": 1.0}
+    pages = replace(batch.pages, **{name: value for name, value in change.items() if name in KVPages.__slots__})
+    options = {name: value for name, value in change.items() if name not in KVPages.__slots__}
+    arguments = {"query": batch.query, "pages": pages, "scale": 1.0, "metadata": batch.metadata}
     with pytest.raises(ValueError, match=message):
-        native.attend(**{**arguments, **change}, metadata=batch.metadata)
+        native.attend(**{**arguments, **options})
 
 
 @pytest.mark.parametrize(
@@ -150,9 +213,7 @@ def test_wrong_arguments_are_named(native, batch_of, change, message):
     ],
 )
 def test_a_layout_that_would_read_outside_the_pages_is_refused(native, batch_of, field, value, message):
-    from dataclasses import replace
-
     batch = batch_of([(1, 20)])
     metadata = replace(batch.metadata, **{field: value})
     with pytest.raises(ValueError, match=message):
-        native.attend(batch.query, batch.key_pages, batch.value_pages, metadata, scale=1.0)
+        native.attend(batch.query, batch.pages, metadata, scale=1.0)

@@ -43,6 +43,9 @@ def rows_of(batch, sequence, first, last):
         (torch.float32, torch.bfloat16),
         (torch.bfloat16, torch.bfloat16),
         (torch.float16, torch.float16),
+        (torch.float32, torch.int8),
+        (torch.float32, torch.float8_e4m3fn),
+        (torch.bfloat16, torch.int8),
     ],
 )
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 2, 80), (2, 2, 32)])
@@ -59,9 +62,17 @@ def test_a_prefill_row_equals_its_decode(
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, options, chunk, dtype):
-    batch = batch_of([(150, 600)], dtype=dtype)
+@pytest.mark.parametrize(
+    ("dtype", "pages_dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float32, torch.int8),
+        (torch.float32, torch.float8_e4m3fn),
+    ],
+)
+def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, options, chunk, dtype, pages_dtype):
+    batch = batch_of([(150, 600)], dtype=dtype, pages_dtype=pages_dtype)
     whole = batch.attend(native, **options)
     chunks = [rows_of(batch, 0, at, min(at + chunk, 150)).attend(native, **options) for at in range(0, 150, chunk)]
     assert torch.equal(torch.cat(chunks), whole)
@@ -69,10 +80,13 @@ def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, opti
 
 @pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_sequence_alone_equals_itself_in_a_mixed_batch(native_variant, batch_of, two_threads, options, variant):
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_a_sequence_alone_equals_itself_in_a_mixed_batch(
+    native_variant, batch_of, two_threads, pages_dtype, options, variant
+):
     backend = native_variant(variant)
     lengths = [(1, 1500), (1, 40), (200, 230), (1, 64), (0, 9), (3, 900)]
-    batch = batch_of(lengths)
+    batch = batch_of(lengths, pages_dtype=pages_dtype)
     together = batch.attend(backend, **options)
     for sequence, (rows, _) in enumerate(lengths):
         start = int(batch.metadata.query_start_loc[sequence])
@@ -81,8 +95,9 @@ def test_a_sequence_alone_equals_itself_in_a_mixed_batch(native_variant, batch_o
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, options):
-    batch = batch_of([(1, 3000), (1, 700), (90, 800)])
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, pages_dtype, options):
+    batch = batch_of([(1, 3000), (1, 700), (90, 800)], pages_dtype=pages_dtype)
     results = []
     for num_threads in (1, 2, 3, 8):
         torch.set_num_threads(num_threads)
@@ -90,7 +105,9 @@ def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, op
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_the_block_size_and_the_pages_taken_change_nothing(native, batch_of):
-    small, large = (batch_of([(1, 500), (40, 400)], block_size=block_size) for block_size in (16, 32))
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8])
+def test_the_block_size_and_the_pages_taken_change_nothing(native, batch_of, pages_dtype):
+    lengths = [(1, 500), (40, 400)]
+    small, large = (batch_of(lengths, block_size=size, pages_dtype=pages_dtype) for size in (16, 32))
     assert torch.equal(small.query, large.query)  # one seed, one set of numbers
     assert torch.equal(small.attend(native), large.attend(native))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
-@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn])
 def test_every_variant_matches_the_reference(native_variant, batch_of, variant, pages_dtype):
     batch = batch_of([(1, 270), (6, 40), (1, 5)], num_q_heads=7, head_dim=80, pages_dtype=pages_dtype)
     for options in ({}, {"window": 40}, {"softcap": 3.0}):

@@ -4,7 +4,8 @@ A program, not a test: ``test_compile.py`` runs it in a process without ``TRITON
 
     python tests/kernels/gpu/compile_kernels.py decode:128:bfloat16:sm_90:full prefill:128:bfloat16:sm_80:plain
 
-``full`` has a window, a softcap, four query heads to a KV head and splits; ``plain`` has none of them.
+``full`` has a window, a softcap, four query heads to a KV head and splits; ``plain`` has none of them. The dtype may
+name that of the pages too: ``bfloat16/int8``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from kernels.gpu.reduce import merge_splits_kernel
 from kernels.gpu.splits import SplitLimits
 from kernels.gpu.store_kv import BLOCK_TOKENS, store_kv_kernel
 from kernels.gpu.tile import TileShape, padded_head_dim
+from kernels.quantisation import LARGEST_CODE, is_quantised
 
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
@@ -35,7 +37,15 @@ BLOCK_SIZE = 16
 UNSPECIALIZED = {"num_seqs", "num_tokens", "num_splits", "table_stride", "min_query_len"}
 INT32_POINTERS = {"query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr"}
 FLOAT32_POINTERS = {"partial_ptr", "partial_lse_ptr"}
-TRITON_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+PAGE_POINTERS = {"key_pages_ptr", "value_pages_ptr"}
+SCALE_POINTERS = {"key_scales_ptr", "value_scales_ptr"}
+TRITON_DTYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +60,34 @@ class Cost:
 
 
 def constants(
-    kernel: str, head_dim: int, dtype: torch.dtype, variant: str
+    kernel: str, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype, variant: str
 ) -> tuple[Any, dict[str, Any], TileShape | None]:
     is_full = variant == "full"
     window, group = (1024, 4) if is_full else (0, 1)
     common = {"HEAD_DIM": head_dim, "HEAD_DIM_PADDED": padded_head_dim(head_dim)}
     limits = SplitLimits.of(NUM_KV_HEADS)
     division = {"MIN_TILES": limits.min_tiles, "MAX_SPLITS": limits.max_splits}
-    attention = common | {"GROUP": group, "BLOCK_SIZE": BLOCK_SIZE, "WINDOW": window, "HAS_SOFTCAP": is_full}
+    quantised = {"QUANTISED": is_quantised(pages_dtype)}
+    attention = (
+        common | quantised | {"GROUP": group, "BLOCK_SIZE": BLOCK_SIZE, "WINDOW": window, "HAS_SOFTCAP": is_full}
+    )
     if kernel == "store_kv":
-        return store_kv_kernel, common | {"BLOCK_SIZE": BLOCK_SIZE, "BLOCK_TOKENS": BLOCK_TOKENS}, None
+        codes = {"LARGEST": LARGEST_CODE.get(pages_dtype, 0.0), "IS_INTEGER": pages_dtype == torch.int8}
+        pages = {"BLOCK_SIZE": BLOCK_SIZE, "BLOCK_TOKENS": BLOCK_TOKENS}
+        return store_kv_kernel, common | quantised | codes | pages, None
     if kernel == "reduce":
         return merge_splits_kernel, common | division | {"WINDOW": window, "TILE": 64}, TileShape(1, 64, 1, 2)
     if kernel == "decode":
-        tile = decode_tile_shape(group, head_dim, dtype)
+        tile = decode_tile_shape(group, head_dim, dtype, pages_dtype)
         chosen = {"ROWS": tile.rows, "TILE": tile.keys, "IS_SPLIT": is_full}
         return decode_kernel, attention | division | chosen, tile
-    tile = prefill_tile_shape(group, head_dim, dtype)
+    tile = prefill_tile_shape(group, head_dim, dtype, pages_dtype)
     return prefill_kernel, attention | {"ROWS": tile.rows, "TILE": tile.keys}, tile
 
 
-def signature(kernel: Any, constant: dict[str, Any], dtype: torch.dtype) -> tuple[dict[str, str], dict[Any, Any]]:
+def signature(
+    kernel: Any, constant: dict[str, Any], dtype: torch.dtype, pages_dtype: torch.dtype
+) -> tuple[dict[str, str], dict[Any, Any]]:
     """Argument types, and which arguments are multiples of 16: pointers and strides, as in a real pool."""
     types: dict[str, str] = {}
     multiples: dict[Any, Any] = {}
@@ -83,6 +100,8 @@ def signature(kernel: Any, constant: dict[str, Any], dtype: torch.dtype) -> tupl
                 "*i32" if name in INT32_POINTERS
                 else "*i64" if name == "slot_mapping_ptr"
                 else "*fp32" if name in FLOAT32_POINTERS
+                else f"*{TRITON_DTYPES[pages_dtype]}" if name in PAGE_POINTERS
+                else f"*{'fp32' if is_quantised(pages_dtype) else TRITON_DTYPES[dtype]}" if name in SCALE_POINTERS
                 else f"*{TRITON_DTYPES[dtype]}"
             )  # fmt: skip
         else:
@@ -94,9 +113,9 @@ def signature(kernel: Any, constant: dict[str, Any], dtype: torch.dtype) -> tupl
 
 def compile_kernel(name: str) -> Cost:
     kernel_name, head_dim, dtype_name, architecture, variant = name.split(":")
-    dtype = getattr(torch, dtype_name)
-    kernel, constant, tile = constants(kernel_name, int(head_dim), dtype, variant)
-    types, multiples = signature(kernel, constant, dtype)
+    dtype, pages_dtype = (getattr(torch, part) for part in (dtype_name.split("/") * 2)[:2])
+    kernel, constant, tile = constants(kernel_name, int(head_dim), dtype, pages_dtype, variant)
+    types, multiples = signature(kernel, constant, dtype, pages_dtype)
     is_cuda = architecture.startswith("sm_")
     target = GPUTarget("cuda", int(architecture[3:]), 32) if is_cuda else GPUTarget("hip", architecture, 64)
     options = {"enable_fp_fusion": True}

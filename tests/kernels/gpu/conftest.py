@@ -11,14 +11,15 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernels import reference
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, KVPages
+from kernels.quantisation import is_quantised
 
 ON_GPU = torch.cuda.is_available()
 
@@ -59,13 +60,26 @@ def device() -> torch.device:
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
+def poisoned_pages(shape: tuple[int, int, int, int], dtype: torch.dtype) -> KVPages:
+    """Pages that read as NaN; int8 has no NaN, but its scales have."""
+    fill = 127 if dtype == torch.int8 else float("nan")
+    key, value = (torch.full(shape, fill, dtype=dtype) for _ in range(2))
+    if not is_quantised(dtype):
+        return KVPages(key, value)
+    return KVPages(key, value, *(torch.full(shape[:3], float("nan")) for _ in range(2)))
+
+
+def to_device(pages: KVPages, device: torch.device) -> KVPages:
+    moved = (getattr(pages, field.name) for field in fields(pages))
+    return KVPages(*(None if tensor is None else tensor.to(device) for tensor in moved))
+
+
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
     """A step over pages where every slot that no row may see holds NaN, the null page included."""
 
     query: torch.Tensor
-    key_pages: torch.Tensor
-    value_pages: torch.Tensor
+    pages: KVPages
     metadata: AttentionMetadata
     window: int | None
 
@@ -76,8 +90,7 @@ class PagedBatch:
     def expected(self, softcap: float | None = None) -> torch.Tensor:
         return reference.paged_attention(
             self.query.cpu(),
-            self.key_pages.cpu(),
-            self.value_pages.cpu(),
+            to_device(self.pages, torch.device("cpu")),
             self.metadata.query_start_loc.cpu(),
             self.metadata.seq_lens.cpu(),
             self.metadata.block_table.cpu(),
@@ -106,6 +119,7 @@ def make_batch(device: torch.device) -> MakeBatch:
         head_dim: int = 64,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
+        pages_dtype: torch.dtype | None = None,
         window: int | None = None,
         seed: int = 0,
     ) -> PagedBatch:
@@ -113,8 +127,7 @@ def make_batch(device: torch.device) -> MakeBatch:
         query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
         table_width = max(-(-length // block_size) for length in seq_lens)
         num_pages = 1 + sum(-(-length // block_size) for length in seq_lens)
-        key_pages = torch.full((num_pages, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
-        value_pages = key_pages.clone()
+        pages = poisoned_pages((num_pages, num_kv_heads, block_size, head_dim), pages_dtype or dtype)
         shuffled = (1 + torch.randperm(num_pages - 1, generator=generator)).tolist()
         block_table = torch.zeros(len(seq_lens), table_width, dtype=torch.int32)
         for sequence, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
@@ -123,9 +136,9 @@ def make_batch(device: torch.device) -> MakeBatch:
                 column, offset = divmod(position, block_size)
                 if block_table[sequence, column] == 0:
                     block_table[sequence, column] = shuffled.pop()
-                page = int(block_table[sequence, column])
-                for pages in (key_pages, value_pages):
-                    pages[page, :, offset] = torch.randn(num_kv_heads, head_dim, generator=generator).to(dtype)
+                slot = torch.tensor([int(block_table[sequence, column]) * block_size + offset])
+                key, value = torch.randn(2, 1, num_kv_heads, head_dim, generator=generator)
+                reference.store_kv(key, value, pages, slot)
         starts = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         query = torch.randn(sum(query_lens), num_q_heads, head_dim, generator=generator).to(dtype)
         metadata = AttentionMetadata(
@@ -136,7 +149,7 @@ def make_batch(device: torch.device) -> MakeBatch:
             max_query_len=max(query_lens),
             max_seq_len=max(seq_lens),
         )
-        return PagedBatch(query.to(device), key_pages.to(device), value_pages.to(device), metadata, window)
+        return PagedBatch(query.to(device), to_device(pages, device), metadata, window)
 
     return build
 

@@ -1,8 +1,9 @@
-"""Make Triton's interpreter right about bfloat16, or loud where it is not.
+"""Make Triton's interpreter right about bfloat16 and fp8, or loud where it is not.
 
 The interpreter keeps bfloat16 as raw 16-bit integers. Loads, stores and widening to float32 are right; rounding to
 bfloat16 truncates, ``tl.dot`` multiplies the bits, and so does all arithmetic. Here conversions and dots get the values
-of a GPU, and any other arithmetic on bfloat16 raises: a kernel should widen to float32 first, on a GPU too.
+of a GPU, and any other arithmetic on bfloat16 raises: a kernel should widen to float32 first, on a GPU too. Float32
+rounded to fp8 (e4m3) comes out wrong where a carry or a subnormal is involved; here it is what torch, and a GPU, makes.
 
 Triton 3.6 also turns a loaded scalar, an array of one element, into a loop bound in a way that numpy 2.4 refuses.
 
@@ -51,6 +52,10 @@ def install() -> None:
             return widen(data)
         if (source, target) == (tl.float32, tl.bfloat16):
             return narrow(data)
+        if (source, target) == (tl.float8e4nv, tl.float32):
+            return torch.from_numpy(np.array(data)).view(torch.float8_e4m3fn).float().numpy()
+        if (source, target) == (tl.float32, tl.float8e4nv):
+            return torch.from_numpy(np.array(data)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
         return convert_float(data, source, target, rounding)
 
     def operand(handle: TensorHandle) -> TensorHandle:

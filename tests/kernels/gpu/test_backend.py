@@ -6,31 +6,32 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.gpu.backend import TritonBackend
 
 BACKEND: AttentionBackend = TritonBackend()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("pages_dtype", [None, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(
     "query_lens", [[1, 1, 1], [6, 1, 5], [12, 17, 2], [1, 0, 3]], ids=["decodes", "mixed", "prompts", "empty row"]
 )
 def test_steps_of_every_kind_equal_the_reference(
-    query_lens: list[int], dtype: torch.dtype, make_batch: Callable
+    query_lens: list[int], pages_dtype: torch.dtype | None, dtype: torch.dtype, make_batch: Callable
 ) -> None:
-    batch = make_batch([40, 33, 17], query_lens, num_q_heads=4, num_kv_heads=2, dtype=dtype, window=24)
+    shape = {"num_q_heads": 4, "num_kv_heads": 2, "dtype": dtype, "pages_dtype": pages_dtype}
+    batch = make_batch([40, 33, 17], query_lens, window=24, **shape)
     query = batch.query
-    output = BACKEND.attend(
-        query, batch.key_pages, batch.value_pages, batch.metadata, scale=batch.scale, window=24, softcap=30.0
-    )
+    output = BACKEND.attend(query, batch.pages, batch.metadata, scale=batch.scale, window=24, softcap=30.0)
     assert (output.shape, output.dtype) == (query.shape, query.dtype)
     batch.check(output, softcap=30.0)
 
 
-def test_a_decode_has_the_same_bits_beside_a_prefill_chunk(make_batch: Callable) -> None:
-    batch = make_batch([90, 40], [1, 8])
-    mixed = BACKEND.attend(batch.query, batch.key_pages, batch.value_pages, batch.metadata, scale=batch.scale)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_a_decode_has_the_same_bits_beside_a_prefill_chunk(pages_dtype: torch.dtype, make_batch: Callable) -> None:
+    batch = make_batch([90, 40], [1, 8], pages_dtype=pages_dtype)
+    mixed = BACKEND.attend(batch.query, batch.pages, batch.metadata, scale=batch.scale)
     only = AttentionMetadata(
         query_start_loc=batch.metadata.query_start_loc[:2],
         seq_lens=batch.metadata.seq_lens[:1],
@@ -39,7 +40,7 @@ def test_a_decode_has_the_same_bits_beside_a_prefill_chunk(make_batch: Callable)
         max_query_len=1,
         max_seq_len=90,
     )
-    alone = BACKEND.attend(batch.query[:1], batch.key_pages, batch.value_pages, only, scale=batch.scale)
+    alone = BACKEND.attend(batch.query[:1], batch.pages, only, scale=batch.scale)
     assert torch.equal(mixed[:1], alone)
 
 
@@ -68,8 +69,8 @@ def test_g10_a_sequence_grown_token_by_token_matches_dense_attention(window: int
             max_seq_len=end,
         )
         new = slice(start, end)
-        BACKEND.store_kv(key[new].to(device), value[new].to(device), pages[0], pages[1], metadata.slot_mapping)
-        output = BACKEND.attend(query[new].to(device), pages[0], pages[1], metadata, scale=64**-0.5, window=window)
+        BACKEND.store_kv(key[new].to(device), value[new].to(device), KVPages(*pages), metadata.slot_mapping)
+        output = BACKEND.attend(query[new].to(device), KVPages(*pages), metadata, scale=64**-0.5, window=window)
         torch.testing.assert_close(output.cpu().double(), dense[new], rtol=0, atol=5e-6)
         if window is not None:  # the next row sees positions from end - window + 1 on
             for column in range((end - window + 1) // block_size):
@@ -83,5 +84,5 @@ def test_a_batch_may_be_a_view_into_larger_tables(make_batch: Callable) -> None:
     table = torch.full((5, 7), 10**6, dtype=torch.int32, device=batch.query.device)
     table[:3, : metadata.block_table.shape[1]] = metadata.block_table
     moved = replace(metadata, block_table=table[:3])
-    arguments = (batch.query, batch.key_pages, batch.value_pages)
+    arguments = (batch.query, batch.pages)
     batch.check(BACKEND.attend(*arguments, moved, scale=batch.scale))

@@ -25,7 +25,23 @@ ATTENTION = [
         "256:bfloat16:sm_90:plain",
     )
 ]
+QUANTISED = [
+    f"{kernel}:{variant}"
+    for kernel in ("decode", "prefill")
+    for variant in (
+        "128:bfloat16/int8:sm_80:full",
+        "256:bfloat16/int8:sm_80:full",
+        "128:float16/int8:sm_90:plain",
+        "256:bfloat16/int8:sm_90:full",
+        "128:bfloat16/float8_e4m3fn:sm_90:full",
+        "256:bfloat16/float8_e4m3fn:sm_90:full",
+    )
+]
 OTHERS = [
+    "store_kv:128:bfloat16/int8:sm_80:full",
+    "store_kv:256:bfloat16/int8:sm_90:full",
+    "store_kv:256:bfloat16/float8_e4m3fn:sm_90:full",
+    "decode:128:float32/int8:sm_80:full",
     "decode:128:float32:sm_80:full",
     "prefill:128:float32:sm_90:full",
     "store_kv:128:bfloat16:sm_90:full",
@@ -42,7 +58,7 @@ def costs() -> dict[str, dict[str, Any]]:
     environment["PYTHONPATH"] = str(root)
     program = Path(__file__).with_name("compile_kernels.py")
     run = subprocess.run(
-        [sys.executable, str(program), *ATTENTION, *OTHERS],
+        [sys.executable, str(program), *ATTENTION, *QUANTISED, *OTHERS],
         capture_output=True,
         text=True,
         env=environment,
@@ -51,13 +67,13 @@ def costs() -> dict[str, dict[str, Any]]:
     return {cost["name"]: cost for cost in map(json.loads, run.stdout.splitlines())}
 
 
-@pytest.mark.parametrize("name", [*ATTENTION, *OTHERS])
+@pytest.mark.parametrize("name", [*ATTENTION, *QUANTISED, *OTHERS])
 def test_a_kernel_fits_its_gpu_and_spills_nothing(name: str, costs: dict[str, dict[str, Any]]) -> None:
     assert costs[name]["shared"] <= SHARED_MEMORY[name.split(":")[3]]
     assert costs[name]["spilled"] == 0
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTION if "sm_80" in name])
+@pytest.mark.parametrize("name", [name for name in ATTENTION + QUANTISED if "sm_80" in name])
 def test_the_smallest_cards_have_room_for_the_tiles(name: str, costs: dict[str, dict[str, Any]]) -> None:
     assert costs[name]["shared"] <= SMALLEST_CARD
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, KVPages
 from kernels.gpu.decode import decode_attention
 from kernels.gpu.splits import SplitLimits
 from kernels.gpu.tile import TileShape
@@ -27,8 +27,7 @@ def decode(
     output = torch.full_like(batch.query, -7.0)
     decode_attention(
         batch.query,
-        batch.key_pages,
-        batch.value_pages,
+        batch.pages,
         batch.metadata,
         output,
         scale=batch.scale,
@@ -51,10 +50,11 @@ def test_every_head_of_every_sequence_equals_the_reference(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limits", [None, SHORT_SPLITS])
+@pytest.mark.parametrize("pages_dtype", [None, torch.int8, torch.float8_e4m3fn])
 def test_dtypes_equal_the_reference_split_or_not(
-    dtype: torch.dtype, limits: SplitLimits | None, make_batch: Callable
+    dtype: torch.dtype, pages_dtype: torch.dtype | None, limits: SplitLimits | None, make_batch: Callable
 ) -> None:
-    batch = make_batch([3, 33, 101], dtype=dtype)
+    batch = make_batch([3, 33, 101], dtype=dtype, pages_dtype=pages_dtype, num_q_heads=4, num_kv_heads=2)
     batch.check(decode(batch, tile=None, limits=limits))
 
 
@@ -123,12 +123,10 @@ def test_pages_past_two_to_the_31_elements_are_read(
     make_batch: Callable, make_huge_pages: Callable[..., torch.Tensor]
 ) -> None:
     batch = make_batch([20], dtype=torch.float16)
-    pages = {}
-    for name in ("key_pages", "value_pages"):
-        pages[name] = make_huge_pages(name)
-        pages[name][-3:] = getattr(batch, name)
-    table = batch.metadata.block_table + pages["key_pages"].shape[0] - 3
-    moved = replace(batch, metadata=replace(batch.metadata, block_table=table), **pages)
+    keys, values = make_huge_pages("keys"), make_huge_pages("values")
+    keys[-3:], values[-3:] = batch.pages.key, batch.pages.value
+    table = batch.metadata.block_table + keys.shape[0] - 3
+    moved = replace(batch, metadata=replace(batch.metadata, block_table=table), pages=KVPages(keys, values))
     assert torch.equal(decode(moved), decode(batch))
 
 

@@ -55,6 +55,24 @@ def test_float32_rounds_to_the_bfloat16_torch_rounds_to() -> None:
     torch.testing.assert_close(target, source.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
 
 
+def test_every_fp8_widens_to_the_float32_torch_makes_of_it() -> None:
+    source = torch.arange(2**8, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)
+    target = torch.empty(2**8)
+    interpreted(copy_kernel)(source, target, SIZE=2**8)
+    torch.testing.assert_close(target, source.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_float32_rounds_to_the_fp8_torch_rounds_to() -> None:
+    """All neighbours' middles, and what lies just beside them."""
+    codes = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (codes[1:] + codes[:-1]) / 2
+    positive = torch.cat([codes, middles, middles.nextafter(torch.tensor(0.0)), middles.nextafter(torch.tensor(448.0))])
+    source = torch.nn.functional.pad(torch.cat([positive, -positive]), (0, 2**10 - 2 * positive.numel()))
+    target = torch.empty(2**10, dtype=torch.float8_e4m3fn)
+    interpreted(copy_kernel)(source, target, SIZE=2**10)
+    assert torch.equal(target.view(torch.uint8), source.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 def test_a_dot_of_bfloat16_is_exact_in_float32() -> None:
     a, b = torch.randint(-8, 9, (2, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     out = torch.empty(32, 32)

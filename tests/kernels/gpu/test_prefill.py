@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.attention import KVPages
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.tile import TileShape
 
@@ -20,8 +21,7 @@ def prefill(
     output = torch.full_like(batch.query, -7.0)
     prefill_attention(
         batch.query,
-        batch.key_pages,
-        batch.value_pages,
+        batch.pages,
         batch.metadata,
         output,
         scale=batch.scale,
@@ -43,8 +43,11 @@ def test_whole_prompts_and_chunks_with_history_equal_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_dtypes_equal_the_reference_with_the_tiles_a_gpu_gets(dtype: torch.dtype, make_batch: Callable) -> None:
-    batch = make_batch([3, 40], [3, 9], dtype=dtype)
+@pytest.mark.parametrize("pages_dtype", [None, torch.int8, torch.float8_e4m3fn])
+def test_dtypes_equal_the_reference_with_the_tiles_a_gpu_gets(
+    dtype: torch.dtype, pages_dtype: torch.dtype | None, make_batch: Callable
+) -> None:
+    batch = make_batch([3, 40], [3, 9], dtype=dtype, pages_dtype=pages_dtype, num_q_heads=4, num_kv_heads=2)
     batch.check(prefill(batch, tile=None))
 
 
@@ -125,10 +128,8 @@ def test_pages_past_two_to_the_31_elements_are_read(
     make_batch: Callable, make_huge_pages: Callable[..., torch.Tensor]
 ) -> None:
     batch = make_batch([20], [4], dtype=torch.float16)
-    pages = {}
-    for name in ("key_pages", "value_pages"):
-        pages[name] = make_huge_pages(name)
-        pages[name][-3:] = getattr(batch, name)
-    table = batch.metadata.block_table + pages["key_pages"].shape[0] - 3
-    moved = replace(batch, metadata=replace(batch.metadata, block_table=table), **pages)
+    keys, values = make_huge_pages("keys"), make_huge_pages("values")
+    keys[-3:], values[-3:] = batch.pages.key, batch.pages.value
+    table = batch.metadata.block_table + keys.shape[0] - 3
+    moved = replace(batch, metadata=replace(batch.metadata, block_table=table), pages=KVPages(keys, values))
     assert torch.equal(prefill(moved), prefill(batch))

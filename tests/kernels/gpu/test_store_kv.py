@@ -6,16 +6,35 @@ import pytest
 import torch
 
 from kernels import reference
+from kernels.attention import KVPages
 from kernels.gpu.store_kv import BLOCK_TOKENS, store_kv
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+QUANTISED = [torch.int8, torch.float8_e4m3fn]
 
 
-def empty_pages(num_pages: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((num_pages, num_kv_heads, 16, head_dim), -7.0, dtype=dtype)
+def empty_pages(num_pages: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVPages:
+    shape = (num_pages, num_kv_heads, 16, head_dim)
+    tensors = [torch.full(shape, -7.0).to(dtype) for _ in range(2)]
+    if dtype in QUANTISED:
+        tensors += [torch.full(shape[:3], -7.0) for _ in range(2)]
+    return KVPages(*tensors)
 
 
-@pytest.mark.parametrize("page_dtype", DTYPES)
+def on(device: torch.device, pages: KVPages) -> KVPages:
+    tensors = (pages.key, pages.value, pages.key_scales, pages.value_scales)
+    return KVPages(*(None if tensor is None else tensor.to(device) for tensor in tensors))
+
+
+def assert_same_pages(actual: KVPages, expected: KVPages) -> None:
+    for name in ("key", "value", "key_scales", "value_scales"):
+        one, other = getattr(actual, name), getattr(expected, name)
+        if one is not None:
+            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[one.dtype.itemsize]
+            assert torch.equal(one.cpu().view(bits), other.view(bits)), name
+
+
+@pytest.mark.parametrize("page_dtype", DTYPES + QUANTISED)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_land_in_their_slots_and_no_other_slot_changes(
     dtype: torch.dtype, page_dtype: torch.dtype, device: torch.device
@@ -24,21 +43,43 @@ def test_tokens_land_in_their_slots_and_no_other_slot_changes(
     key, value = torch.randn(2, num_tokens, 2, 64).to(dtype)
     slots = torch.randperm(5 * 16)[:num_tokens]
     slots[[0, 17, -1]] = -1
-    expected_keys, expected_values = (empty_pages(5, 2, 64, page_dtype) for _ in range(2))
-    reference.store_kv(key, value, expected_keys, expected_values, slots)
+    expected = empty_pages(5, 2, 64, page_dtype)
+    reference.store_kv(key, value, expected, slots)
 
-    keys, values = (empty_pages(5, 2, 64, page_dtype).to(device) for _ in range(2))
-    store_kv(key.to(device), value.to(device), keys, values, slots.to(device))
+    pages = on(device, empty_pages(5, 2, 64, page_dtype))
+    store_kv(key.to(device), value.to(device), pages, slots.to(device))
 
-    assert torch.equal(keys.cpu(), expected_keys)
-    assert torch.equal(values.cpu(), expected_values)
+    assert_same_pages(pages, expected)
+
+
+@pytest.mark.parametrize("page_dtype", QUANTISED)
+def test_rows_of_every_size_are_quantised_as_the_reference_does(page_dtype: torch.dtype, device: torch.device) -> None:
+    """Zeros, ties, subnormals, the largest floats, and rows with NaN and infinities."""
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randn(48, 1, 80, generator=generator) * 10.0 ** torch.arange(-44, 37, 81 / 48)[:48, None, None]
+    value = torch.randint(-254, 255, (48, 1, 80), generator=generator) / 2.0  # halves: ties for int8 where absmax = 127
+    value[:, :, 0] = 127.0
+    value[0], value[1, 0, 3], value[2, 0, 79], value[3, 0, 5] = 0.0, torch.nan, torch.inf, -torch.inf
+    slots = torch.arange(48)
+    expected = empty_pages(3, 1, 80, page_dtype)
+    reference.store_kv(key, value, expected, slots)
+
+    pages = on(device, empty_pages(3, 1, 80, page_dtype))
+    store_kv(key.to(device), value.to(device), pages, slots.to(device))
+
+    for scales in (pages.value_scales, expected.value_scales):
+        assert scales is not None
+        assert scales[0, 0, :4].isnan().tolist() == [False, True, True, True]
+        scales[0, 0, 1:4] = 0.0  # NaN has many spellings
+    assert_same_pages(pages, expected)
 
 
 @pytest.mark.parametrize("head_dim", [80, 128, 256])
 def test_head_dims_are_stored_whole_and_in_bounds(head_dim: int, device: torch.device) -> None:
     key, value = torch.randn(2, 3, 1, head_dim, device=device)
-    keys, values = (empty_pages(2, 1, head_dim, torch.float32).to(device) for _ in range(2))
-    store_kv(key, value, keys, values, torch.tensor([31, 0, 15], device=device))
+    pages = on(device, empty_pages(2, 1, head_dim, torch.float32))
+    keys, values = pages.key, pages.value
+    store_kv(key, value, pages, torch.tensor([31, 0, 15], device=device))
 
     assert torch.equal(keys[[1, 0, 0], 0, [15, 0, 15]], key[:, 0])
     assert torch.equal(values[[1, 0, 0], 0, [15, 0, 15]], value[:, 0])
@@ -50,7 +91,7 @@ def test_keys_and_values_may_be_slices_of_one_projection(device: torch.device) -
     key = projected[:, 4 * 64 : 6 * 64].view(4, 2, 64)
     value = projected[:, 6 * 64 :].view(4, 2, 64)
     both = torch.zeros(3, 2, 2, 16, 64, device=device)  # pages that hold keys and values side by side
-    store_kv(key, value, both[:, 0], both[:, 1], torch.tensor([33, 2, 40, 3], device=device))
+    store_kv(key, value, KVPages(both[:, 0], both[:, 1]), torch.tensor([33, 2, 40, 3], device=device))
 
     assert torch.equal(both[[2, 0, 2, 0], 0, :, [1, 2, 8, 3]], key)
     assert torch.equal(both[[2, 0, 2, 0], 1, :, [1, 2, 8, 3]], value)
@@ -58,9 +99,16 @@ def test_keys_and_values_may_be_slices_of_one_projection(device: torch.device) -
 
 def test_a_step_without_tokens_stores_nothing(device: torch.device) -> None:
     nothing = torch.empty(0, 1, 64, device=device)
-    pages = empty_pages(1, 1, 64, torch.float32).to(device)
-    store_kv(nothing, nothing, pages, pages, torch.empty(0, dtype=torch.int64, device=device))
-    assert (pages == -7.0).all()
+    pages = on(device, empty_pages(1, 1, 64, torch.float32))
+    store_kv(nothing, nothing, pages, torch.empty(0, dtype=torch.int64, device=device))
+    assert (pages.key == -7.0).all()
+
+
+def test_quantised_pages_without_scales_are_refused(device: torch.device) -> None:
+    key = torch.zeros(1, 1, 64, device=device)
+    pages = KVPages(*(torch.zeros(1, 1, 16, 64, dtype=torch.int8, device=device) for _ in range(2)))
+    with pytest.raises(ValueError, match=r"torch\.int8 pages need scales"):
+        store_kv(key, key, pages, torch.tensor([0], device=device))
 
 
 def test_slots_past_two_to_the_31_elements_are_reached(
@@ -69,6 +117,6 @@ def test_slots_past_two_to_the_31_elements_are_reached(
     keys, values = make_huge_pages("keys"), make_huge_pages("values")
     key, value = torch.randn(2, 1, 1, 64, dtype=torch.float16, device=device)
     page = keys.shape[0] - 2
-    store_kv(key, value, keys, values, torch.tensor([page * 16 + 5], device=device))
+    store_kv(key, value, KVPages(keys, values), torch.tensor([page * 16 + 5], device=device))
     assert torch.equal(keys[page, 0, 5], key[0, 0])
     assert torch.equal(values[page, 0, 5], value[0, 0])

@@ -1,0 +1,48 @@
+"""From choices to pages: what --kv-cache-dtype makes of the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import startup
+from engine.config import ConfigError, EngineConfig
+from engine.messages import EngineReady
+from engine.startup import StageTimes, build_engine
+
+
+def start(model: Path, **choices: object) -> EngineReady:
+    config = EngineConfig(model=str(model), device="cpu", max_model_len=512, kv_cache_memory_bytes=3_000_000, **choices)
+    _, ready = build_engine(config, StageTimes(), on_progress=lambda _: None)
+    return ready
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kv_dtype", "element_bytes", "scale_bytes"),
+    [("auto", "float32", 4, 0), ("int8", "int8", 1, 4), ("fp8", "fp8_e4m3", 1, 4)],
+)
+def test_the_budget_is_cut_into_pages_of_the_chosen_dtype(
+    default_gguf: Path, chosen: str, kv_dtype: str, element_bytes: int, scale_bytes: int
+) -> None:
+    ready = start(default_gguf, dtype="float32", kv_cache_dtype=chosen)
+    page_bytes = 2 * 3 * 16 * (256 * element_bytes + scale_bytes)
+    assert (ready.dtype, ready.kv_dtype, ready.page_bytes) == ("float32", kv_dtype, page_bytes)
+    assert ready.num_pages == 3_000_000 // page_bytes
+    assert ready.kv_bytes == ready.num_pages * page_bytes
+
+
+def test_a_device_without_pages_of_the_dtype_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dtype: torch.dtype, device: torch.device) -> None:
+        raise ValueError(f"no {dtype} on {device}")
+
+    monkeypatch.setattr(startup, "check_page_dtype", refuse)
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8_e4m3: no torch\.float8_e4m3fn on cpu"):
+        startup._choose_kv_dtype("fp8", torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("nonsense", ["int4", "fp8_e5m2", "", "float8_e4m3fn"])
+def test_a_dtype_that_is_none_is_a_config_error(nonsense: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype .*: choose one of auto, .*, int8, fp8_e4m3"):
+        EngineConfig(model="m", kv_cache_dtype=nonsense).validate()
