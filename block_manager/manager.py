@@ -141,6 +141,12 @@ class BlockManager:
             pages += (max(0, blocks - len(table)) + copied) * group.pages_per_block
         return pages
 
+    def pages_to_swap_in(self, sequence_id: str, num_tokens: int) -> int:
+        """Pages that a swapped sequence takes to come back and compute positions below ``num_tokens``."""
+        swapped = self.swapped[sequence_id]
+        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
+        return swapped.device_pages + blocks * sum(group.pages_per_block for group in self.groups)
+
     @property
     def available_pages(self) -> int:
         """Pages that can be taken now: free or cached."""
@@ -248,24 +254,21 @@ class BlockManager:
             self._release(sequence, table.drop_from(0))
         return sequence.usage(self._clock())
 
-    def swap_out(self, sequence_id: str) -> bool:
-        """Move a sequence to host pages and close its table; False, and nothing moved, when the host is full."""
+    def swap_out(self, sequence_id: str) -> SequenceUsage | None:
+        """Move a sequence to host pages and close its table; None, and nothing moved, when the host is full."""
         sequence = self.sequences[sequence_id]
         swapped = swap.swap_out(self.host, sequence, self._transfers)
         if swapped is None:
-            return False
-        self.free(sequence_id)
+            return None
+        usage = self.free(sequence_id)
         self.swapped[sequence_id] = swapped
-        return True
+        return usage
 
     def swap_in(self, sequence_id: str, num_tokens: int) -> bool:
         """Bring a swapped sequence back, with room for positions below ``num_tokens``; False: not enough pages."""
-        swapped = self.swapped[sequence_id]
-        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
-        fresh = blocks * sum(group.pages_per_block for group in self.groups)
-        if swapped.device_pages + fresh > self.pool.available_pages:
+        if self.pages_to_swap_in(sequence_id, num_tokens) > self.pool.available_pages:
             return False
-        del self.swapped[sequence_id]
+        swapped = self.swapped.pop(sequence_id)
         sequence = self._open(sequence_id, swapped.num_tokens, swapped.num_hashed)
         swap.swap_in(self.host, self.pool, swapped, sequence, self._transfers, sequence.opened)
         return self.grow(sequence_id, num_tokens)
@@ -273,6 +276,11 @@ class BlockManager:
     def drop_swapped(self, sequence_id: str) -> None:
         """Give a swapped sequence's host pages back: it will not come back, or be computed anew."""
         self.host.give_back(tuple(self.swapped.pop(sequence_id).pages))
+
+    def drop_cache(self) -> None:
+        """Forget all that nobody holds, on device and host, and every hash: contents are not to be trusted."""
+        self.pool.drop_cache()
+        self.host.drop_prefixes()
 
     # ---- what others carry out, or look at
 
@@ -303,8 +311,8 @@ class BlockManager:
         return ledger.audit(self.pool, self.groups, self.sequences.values()) + self.host.audit(swapped)
 
     def repair(self) -> list[int]:
-        """Give pages that are in no place back to the pool; returns their ids."""
-        return ledger.orphans_returned(self.pool, self.sequences.values())
+        """Give pages that are in no place back to the pool, and forget holders that are gone; returns the pages."""
+        return ledger.repair(self.pool, self.sequences.values())
 
     def forecast(self) -> PageForecast:
         """Pages now, and what the next step takes if every open sequence grows by one token."""
