@@ -73,7 +73,25 @@ def build_engine(
         bytes_per_page = page_bytes(groups, config.block_size, spec.num_kv_heads, spec.head_dim, dtype.itemsize)
         num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
         kv_cache = KVCache(groups, num_pages, config.block_size, spec.num_kv_heads, spec.head_dim, dtype, device)
-        blocks = BlockManager(groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+        num_host_pages = config.swap_space_bytes // bytes_per_page
+        host_cache = None
+        if num_host_pages:
+            host_cache = KVCache(
+                groups,
+                num_host_pages,
+                config.block_size,
+                spec.num_kv_heads,
+                spec.head_dim,
+                dtype,
+                torch.device("cpu"),
+            )
+        blocks = BlockManager(
+            groups,
+            num_pages,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            num_host_pages=num_host_pages,
+        )
         inputs = InputBatch(groups, config.block_size, config.max_num_seqs, max_model_len, device)
 
     capacity = Capacity(groups, config.block_size, num_pages, config.max_num_batched_tokens)
@@ -82,10 +100,10 @@ def build_engine(
             f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less "
             f"than the context of {max_model_len}: longer requests are refused"
         )
-    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens), blocks)
+    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, max_model_len), blocks)
     engine = Engine(
         scheduler,
-        Runner(model, kv_cache, inputs),
+        Runner(model, kv_cache, inputs, host_cache),
         eos_token_ids=frozenset(spec.eos_token_ids),
         page_bytes=bytes_per_page,
         audit_interval=config.audit_interval,
