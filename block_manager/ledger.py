@@ -118,8 +118,9 @@ def repair(pool: BlockPool, sequences: Collection[SequencePages]) -> list[int]:
     handles: dict[KVBlock, set[int]] = {}
     for sequence in sequences:
         for table in sequence.tables:
-            for block in table.held():
-                handles.setdefault(block, set()).add(sequence.handle)
+            for block in table.blocks:
+                if block is not None:
+                    handles.setdefault(block, set()).add(sequence.handle)
     for block, holders in handles.items():
         if block.holders != holders:
             pool.set_holders(block, holders)
