@@ -5,7 +5,6 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.client import EngineState
-from engine.messages import GroupUsage
 from scheduler.request import FinishReason
 from server.metrics import EngineCounters
 
@@ -55,8 +54,8 @@ async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) ->
     engine.stats = engine.make_stats(
         pages_free=5,
         groups=[
-            GroupUsage(name="full", cached=2, held=7, bytes_held=7168),
-            GroupUsage(name="sliding", cached=3, held=3, bytes_held=3072),
+            engine.make_group("full", cached=2, held=7),
+            engine.make_group("sliding", cached=3, held=3),
         ],
         running=2,
         waiting=4,
