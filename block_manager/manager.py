@@ -234,7 +234,8 @@ class BlockManager:
     def rollback(self, sequence_id: str, num_tokens: int) -> None:
         """Take back all positions from ``num_tokens`` on; whole blocks behind it go back to the pool.
 
-        ValueError when a window has moved on so far that it could not be restored (see ``max_rollback``).
+        ValueError when a window has moved on so far that it could not be restored: by more than ``max_rollback``, or
+        into the prefix that was found at admission, of which a window takes only its end.
         """
         sequence = self.sequences[sequence_id]
         if not 0 <= num_tokens <= sequence.num_tokens:

@@ -8,7 +8,9 @@ went back too early, a copy that came too late: each shows as a wrong content.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from block_manager.block import NULL_PAGE
+from block_manager.block import NULL_PAGE, KVBlock
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
@@ -32,8 +34,11 @@ from block_manager.transfers import TransferKind
 PLANS = ([None], [6], [None, 6], [5, 5, None, 5, 9], [4, 4, 4, None])
 # prompts that share long prefixes, and sometimes all of them
 TOKENS = st.builds(
-    lambda shared, tail: [0] * shared + tail, st.integers(0, 40), st.lists(st.integers(0, 1), min_size=1, max_size=3)
+    lambda shared, tail: [0] * shared + tail,
+    st.sampled_from([0, 1, 3, 4, 6, 8, 12, 15, 16, 20, 32, 35]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=3),
 )
+CHUNKS = st.sampled_from([1, 2, 3, 5, 8, 40])
 TAILS = st.lists(st.integers(0, 1), min_size=1, max_size=4)
 Identity = tuple[object, ...]
 Contents = dict[tuple[int, int], Identity]  # (page, offset) -> what was written there last
@@ -46,6 +51,7 @@ class Sequence:
     token_ids: list[int]
     hashes: BlockHashes
     salt: str
+    matched: int
     computed: int
     writable: int
     num_blocks: int
@@ -65,18 +71,21 @@ class Sequence:
 class BlockManagerStates(RuleBasedStateMachine):
     block_size = 4
     steps = 0
+    transfers: ClassVar[Counter[TransferKind]] = Counter()
 
     @initialize(
         windows=st.sampled_from(PLANS),
-        num_pages=st.one_of(st.integers(1, 6), st.integers(1, 40)),
-        host_pages=st.one_of(st.just(0), st.integers(0, 30)),
-        max_rollback=st.sampled_from([0, 0, 1, 5]),
+        blocks=st.sampled_from([1, 2, 3, 5, 8, 13, 21]),
+        odd_pages=st.integers(0, 3),
+        host_pages=st.sampled_from([0, 7, 20, 60]),
+        max_rollback=st.sampled_from([0, 1, 5]),
         caching=st.sampled_from([True] * 3 + [False]),
     )
     def build(
-        self, windows: list[int | None], num_pages: int, host_pages: int, max_rollback: int, caching: bool
+        self, windows: list[int | None], blocks: int, odd_pages: int, host_pages: int, max_rollback: int, caching: bool
     ) -> None:
         self.groups = plan_groups(windows)
+        num_pages = blocks * sum(group.pages_per_block for group in self.groups) + odd_pages
         self.max_rollback = max_rollback
         self.caching = caching
         self.blocks = BlockManager(
@@ -95,8 +104,8 @@ class BlockManagerStates(RuleBasedStateMachine):
 
     # ---- rules
 
-    @rule(token_ids=TOKENS, salt=st.sampled_from(["", "", "b"]), chunk=st.integers(1, 40))
-    def admit(self, token_ids: list[int], salt: str, chunk: int) -> None:
+    @rule(token_ids=TOKENS, salt=st.sampled_from(["", "", "b"]), chunk=CHUNKS, tail=TAILS)
+    def admit(self, token_ids: list[int], salt: str, chunk: int, tail: list[int]) -> None:
         hashes = BlockHashes(self.block_size, salt)
         hashes.extend(token_ids)
         match = self.blocks.match_prefix(hashes, len(token_ids))
@@ -116,32 +125,53 @@ class BlockManagerStates(RuleBasedStateMachine):
             hashes,
             salt,
             match.num_tokens,
+            match.num_tokens,
             reached,
             self.blocks_for(reached),
             first_held,
             [{} for _ in self.groups],
         )
+        if chunk > 2:
+            self.compute(name, tail)
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), chunk=st.integers(1, 24))
+    @rule(data=st.data(), chunk=CHUNKS)
     def grow(self, data: st.DataObject, chunk: int) -> None:
         name, sequence = self.pick(data, self.sequences)
-        wanted = min(sequence.writable + chunk, len(sequence.token_ids))
+        self.grow_to(name, sequence.writable + chunk)
+
+    def grow_to(self, name: str, num_tokens: int) -> bool:
+        sequence = self.sequences[name]
+        wanted = min(num_tokens, len(sequence.token_ids))
         before, pages = self.counts(), self.blocks.pages_to_reach(name, wanted)
         available = self.blocks.available_pages
-        if self.blocks.grow(name, wanted):
-            sequence.writable = wanted
-            sequence.num_blocks = max(sequence.num_blocks, self.blocks_for(wanted))
-            assert available - self.blocks.available_pages == pages
-            self.forget_replaced(name, sequence)
-        else:
+        if not self.blocks.grow(name, wanted):
             assert pages > available
             assert self.counts() == before
+            return False
+        sequence.writable = wanted
+        sequence.num_blocks = max(sequence.num_blocks, self.blocks_for(wanted))
+        assert available - self.blocks.available_pages == pages
+        self.forget_replaced(name, sequence)
+        return True
 
     @precondition(lambda self: self.sequences)
-    @rule(data=st.data(), sampled=st.booleans())
-    def step(self, data: st.DataObject, sampled: bool) -> None:
-        name, sequence = self.pick(data, self.sequences)
+    @rule(data=st.data(), tail=TAILS)
+    def step(self, data: st.DataObject, tail: list[int]) -> None:
+        name, _ = self.pick(data, self.sequences)
+        self.compute(name, tail)
+
+    @precondition(lambda self: self.sequences)
+    @rule(chunk=CHUNKS, tail=TAILS)
+    def step_all(self, chunk: int, tail: list[int]) -> None:
+        """Grow and compute every sequence, as far as there are pages."""
+        for name in list(self.sequences):
+            if self.grow_to(name, self.sequences[name].writable + chunk):
+                self.compute(name, tail)
+
+    def compute(self, name: str, tail: list[int]) -> None:
+        """What is writable becomes computed; a sequence that has caught up goes on with ``tail``."""
+        sequence = self.sequences[name]
         self.carry_out_transfers()
         for other, it in self.sequences.items():
             self.check_reads(other, it)
@@ -156,9 +186,8 @@ class BlockManagerStates(RuleBasedStateMachine):
         for index, group in enumerate(self.groups):
             needed = group.first_needed_block(kept, self.block_size)
             sequence.first_held[index] = max(sequence.first_held[index], needed)
-        if sampled and sequence.computed == len(sequence.token_ids):
-            sequence.token_ids.append(data.draw(st.integers(0, 1)))
-            sequence.hashes.extend(sequence.token_ids)
+        if sequence.computed == len(sequence.token_ids):
+            sequence.continue_with(sequence.computed, tail)
         for other, it in self.sequences.items():
             self.check_reads(other, it)
 
@@ -192,12 +221,13 @@ class BlockManagerStates(RuleBasedStateMachine):
             for group, first in zip(self.groups, sequence.first_held, strict=True)
         )
         if not possible:
-            assert back > self.max_rollback
+            assert back > self.max_rollback or target < sequence.matched
             before = self.counts()
             with pytest.raises(ValueError, match="has moved on"):
                 self.blocks.rollback(name, target)
             assert self.counts() == before
             return
+        former, hashes = list(sequence.token_ids), sequence.hashes.fork()
         self.blocks.rollback(name, target)
         sequence.computed = sequence.writable = target
         sequence.num_blocks = self.blocks_for(target)
@@ -205,6 +235,9 @@ class BlockManagerStates(RuleBasedStateMachine):
         for seen in sequence.seen:
             for index in [index for index in seen if index >= sequence.num_blocks]:
                 del seen[index]
+        if len(tail) > 1 and self.grow_to(name, target + 40):
+            self.compute(name, tail)
+            self.check_match(replace(sequence, token_ids=former, hashes=hashes))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
@@ -255,9 +288,9 @@ class BlockManagerStates(RuleBasedStateMachine):
         self.blocks.free(name)
         del self.sequences[name]
 
-    @rule()
-    def drop_cache(self) -> None:
-        if self.names % 4 == 3:
+    @rule(really=st.integers(0, 9))
+    def drop_cache(self, really: int) -> None:
+        if really == 9:
             self.blocks.pool.drop_cache()
             assert self.blocks.usage().cached == 0
 
@@ -346,6 +379,7 @@ class BlockManagerStates(RuleBasedStateMachine):
             TransferKind.IN: (self.host, self.device),
         }
         for transfer in self.blocks.take_transfers():
+            self.transfers[transfer.kind] += 1
             source, target = ends[transfer.kind]
             assert len(set(transfer.targets)) == len(transfer.targets)
             assert source is not target or not set(transfer.sources) & set(transfer.targets)
@@ -361,6 +395,17 @@ class BlockManagerStates(RuleBasedStateMachine):
         for seen, table in zip(sequence.seen, self.blocks.block_tables(name), strict=True):
             if offset and index < len(table):
                 seen[index] = table[index]
+
+    def check_match(self, sequence: Sequence) -> None:
+        """What would be found for these tokens holds these tokens."""
+        match = self.blocks.match_prefix(sequence.hashes, len(sequence.token_ids) + 1)
+        for group, blocks in enumerate(match.blocks):
+            for index, block in blocks.items():
+                contents = self.device if isinstance(block, KVBlock) else self.host
+                for column, page in enumerate(block.pages):
+                    for offset in range(self.block_size):
+                        wanted = sequence.identity(group, column, index * self.block_size + offset)
+                        assert contents[page, offset] == wanted
 
     def check_reads(self, name: str, sequence: Sequence) -> None:
         """All that position ``computed`` and later ones can see among what is computed, in every column."""
@@ -379,7 +424,9 @@ class BlockManagerStates(RuleBasedStateMachine):
 @pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16])
 def test_no_order_of_calls_mixes_up_contents_or_loses_a_page(block_size: int) -> None:
-    machine = type(f"BlocksOf{block_size}", (BlockManagerStates,), {"block_size": block_size, "steps": 0})
+    machine = type(
+        f"BlocksOf{block_size}", (BlockManagerStates,), {"block_size": block_size, "steps": 0, "transfers": Counter()}
+    )
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -391,3 +438,5 @@ def test_no_order_of_calls_mixes_up_contents_or_loses_a_page(block_size: int) ->
         ),
     )
     assert machine.steps >= 5_000  # and four block sizes: 20,000 audited steps
+    for kind in TransferKind:
+        assert machine.transfers[kind] > 20 or (kind is TransferKind.COPY and block_size == 1)
