@@ -22,7 +22,7 @@ from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
 from kernels.backends import choose_backend
-from models.loader import load_model, weight_bytes
+from models.loader import load_model
 from models.spec import ModelSpec
 from scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -113,7 +113,7 @@ def build_engine(
         dtype=str(dtype).removeprefix("torch."),
         threads=threads,
         attention_backend=backend.name,
-        weight_bytes=weight_bytes(model),
+        weight_bytes=model.weight_bytes(),
         kv_bytes=num_pages * bytes_per_page,
         num_pages=num_pages,
         page_bytes=bytes_per_page,
