@@ -31,7 +31,7 @@ from block_manager.host_tier import HostBlock, HostTier
 from block_manager.prefix_index import MissReason
 from block_manager.sequence import SequencePages
 from block_manager.swap import SwappedSequence
-from block_manager.transfers import Transfer, TransferKind
+from block_manager.transfers import Transfer, TransferKind, merged
 from block_manager.usage import PageForecast, PageSnapshot, PageUsage, SequenceUsage
 
 
@@ -287,7 +287,7 @@ class BlockManager:
 
     def take_transfers(self) -> tuple[Transfer, ...]:
         """Page contents to move, in this order, before the next step computes."""
-        transfers, self._transfers = tuple(self._transfers), []
+        transfers, self._transfers = merged(self._transfers), []
         return transfers
 
     def block_tables(self, sequence_id: str) -> tuple[list[tuple[int, ...]], ...]:
