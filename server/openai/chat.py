@@ -41,7 +41,7 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
         body=body,
         request_id=completion_id,
         stops=body.stop + template.stops,
-        salt=body.cache_salt or "",
+        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
         arrived=arrived,
     ).prepare([(token_ids, max_tokens)])
     fields = {"id": completion_id, "created": int(time.time()), "model": state.served_model_name}

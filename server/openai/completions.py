@@ -46,7 +46,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         body=body,
         request_id=completion_id,
         stops=body.stop,
-        salt=body.cache_salt or "",
+        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
         arrived=arrived,
     ).prepare(prompts)
     fields = {
