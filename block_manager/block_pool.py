@@ -11,7 +11,7 @@ not sequences.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from block_manager.block import KVBlock
 from block_manager.free_queue import FreeQueue
@@ -42,9 +42,9 @@ class BlockPool:
         self.num_pages = num_pages
         self.pages = PageMap(num_pages)
         self.index = PrefixIndex(num_groups)
-        self.shared: set[KVBlock] = set()  # held by more than one sequence
         self.cached_pages = [0] * num_groups
         self.held_pages = [0] * num_groups
+        self.shared_pages = [0] * num_groups  # held more than once, and part of held_pages
         self.evicted_pages = [0] * num_groups
         self._clock = clock
         self._on_evict = on_evict
@@ -91,7 +91,8 @@ class BlockPool:
         free = self._free_pages
         while len(free) < num_pages:
             self._evict_oldest()
-        block = KVBlock(group, tuple(free.pop() for _ in range(num_pages)))
+        block = KVBlock(group, tuple(free[: -num_pages - 1 : -1]))
+        del free[-num_pages:]
         block.holders.add(holder)
         self.held_pages[group] += num_pages
         self.pages.set_held(block, holder)
@@ -108,7 +109,8 @@ class BlockPool:
             self.held_pages[block.group] += len(block.pages)
             self.pages.set_held(block, holder)
         else:
-            self.shared.add(block)
+            if len(block.holders) == 2:
+                self.shared_pages[block.group] += len(block.pages)
             self.pages.set_holders(block)
 
     def release(self, block: KVBlock, holder: int) -> None:
@@ -118,7 +120,7 @@ class BlockPool:
         block.holders.discard(holder)
         if block.holders:
             if len(block.holders) == 1:
-                self.shared.discard(block)
+                self.shared_pages[block.group] -= len(block.pages)
             self.pages.set_holders(block)
             return
         self.held_pages[block.group] -= len(block.pages)
@@ -151,10 +153,29 @@ class BlockPool:
         for block in held:
             self.pages.set_hash(block)
 
-    def adopt(self, pages: list[int]) -> None:
-        """Make orphaned pages, that an audit found in no place, free again."""
-        self._free_pages.extend(pages)
-        self.pages.set_free(KVBlock(0, tuple(pages)))
+    # ---- after a breach
+
+    def adopt(self, orphans: list[int]) -> None:
+        """Make pages that an audit found in no place free again."""
+        self._free_pages.extend(orphans)
+        self.pages.set_free(KVBlock(0, tuple(orphans)))
+
+    def set_holders(self, block: KVBlock, holders: set[int]) -> None:
+        """Correct the holders of a held block."""
+        block.holders = holders
+        self.pages.set_holders(block)
+
+    def recount(self, held: Iterable[KVBlock]) -> None:
+        """Set the sums anew, given all held blocks."""
+        for counts in (self.cached_pages, self.held_pages, self.shared_pages):
+            counts[:] = [0] * len(counts)
+        for block in self._evictable:
+            self.cached_pages[block.group] += len(block.pages)
+        self._num_cached = sum(self.cached_pages)
+        for block in held:
+            self.held_pages[block.group] += len(block.pages)
+            if len(block.holders) > 1:
+                self.shared_pages[block.group] += len(block.pages)
 
     # ---- parts
 

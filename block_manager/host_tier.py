@@ -64,6 +64,12 @@ class HostTier:
         self._prefixes[block.group, block.block_hash] = block
         self.swapped_pages -= len(block.pages)
 
+    def drop_prefixes(self) -> None:
+        """Forget every stored prefix."""
+        while self._prefixes:
+            _, block = self._prefixes.popitem()
+            self._free_pages.extend(block.pages)
+
     def take(self, num_pages: int) -> tuple[int, ...]:
         """Pages for swapped blocks; call `can_take` first."""
         self._make_room(num_pages)

@@ -67,6 +67,16 @@ class KVCache:
         kinds = (self.key_pages, self.value_pages, self.key_scales, self.value_scales)
         return tuple(tensors[slot] for tensors in kinds if tensors)
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole pages within this cache, all layers at once."""
+        self.copy_from(self, sources, targets)
+
+    def copy_from(self, other: KVCache, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy pages ``sources`` of ``other``, which may be on another device, into pages ``targets`` here."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            pages = theirs[torch.tensor(sources, device=theirs.device)]
+            mine[torch.tensor(targets, device=mine.device)] = pages.to(mine.device)
+
     def place(self, layer: int) -> tuple[int, int, int]:
         """(group, column, slot) of a layer of the model."""
         return self._place[layer]

@@ -31,7 +31,7 @@ from block_manager.host_tier import HostBlock, HostTier
 from block_manager.prefix_index import MissReason
 from block_manager.sequence import SequencePages
 from block_manager.swap import SwappedSequence
-from block_manager.transfers import Transfer, TransferKind
+from block_manager.transfers import Transfer, TransferKind, merged
 from block_manager.usage import PageForecast, PageSnapshot, PageUsage, SequenceUsage
 
 
@@ -141,6 +141,12 @@ class BlockManager:
             pages += (max(0, blocks - len(table)) + copied) * group.pages_per_block
         return pages
 
+    def pages_to_swap_in(self, sequence_id: str, num_tokens: int) -> int:
+        """Pages that a swapped sequence takes to come back and compute positions below ``num_tokens``."""
+        swapped = self.swapped[sequence_id]
+        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
+        return swapped.device_pages + blocks * sum(group.pages_per_block for group in self.groups)
+
     @property
     def available_pages(self) -> int:
         """Pages that can be taken now: free or cached."""
@@ -228,7 +234,8 @@ class BlockManager:
     def rollback(self, sequence_id: str, num_tokens: int) -> None:
         """Take back all positions from ``num_tokens`` on; whole blocks behind it go back to the pool.
 
-        ValueError when a window has moved on so far that it could not be restored (see ``max_rollback``).
+        ValueError when a window has moved on so far that it could not be restored: by more than ``max_rollback``, or
+        into the prefix that was found at admission, of which a window takes only its end.
         """
         sequence = self.sequences[sequence_id]
         if not 0 <= num_tokens <= sequence.num_tokens:
@@ -248,24 +255,21 @@ class BlockManager:
             self._release(sequence, table.drop_from(0))
         return sequence.usage(self._clock())
 
-    def swap_out(self, sequence_id: str) -> bool:
-        """Move a sequence to host pages and close its table; False, and nothing moved, when the host is full."""
+    def swap_out(self, sequence_id: str) -> SequenceUsage | None:
+        """Move a sequence to host pages and close its table; None, and nothing moved, when the host is full."""
         sequence = self.sequences[sequence_id]
         swapped = swap.swap_out(self.host, sequence, self._transfers)
         if swapped is None:
-            return False
-        self.free(sequence_id)
+            return None
+        usage = self.free(sequence_id)
         self.swapped[sequence_id] = swapped
-        return True
+        return usage
 
     def swap_in(self, sequence_id: str, num_tokens: int) -> bool:
         """Bring a swapped sequence back, with room for positions below ``num_tokens``; False: not enough pages."""
-        swapped = self.swapped[sequence_id]
-        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
-        fresh = blocks * sum(group.pages_per_block for group in self.groups)
-        if swapped.device_pages + fresh > self.pool.available_pages:
+        if self.pages_to_swap_in(sequence_id, num_tokens) > self.pool.available_pages:
             return False
-        del self.swapped[sequence_id]
+        swapped = self.swapped.pop(sequence_id)
         sequence = self._open(sequence_id, swapped.num_tokens, swapped.num_hashed)
         swap.swap_in(self.host, self.pool, swapped, sequence, self._transfers, sequence.opened)
         return self.grow(sequence_id, num_tokens)
@@ -274,11 +278,16 @@ class BlockManager:
         """Give a swapped sequence's host pages back: it will not come back, or be computed anew."""
         self.host.give_back(tuple(self.swapped.pop(sequence_id).pages))
 
+    def drop_cache(self) -> None:
+        """Forget all that nobody holds, on device and host, and every hash: contents are not to be trusted."""
+        self.pool.drop_cache()
+        self.host.drop_prefixes()
+
     # ---- what others carry out, or look at
 
     def take_transfers(self) -> tuple[Transfer, ...]:
         """Page contents to move, in this order, before the next step computes."""
-        transfers, self._transfers = tuple(self._transfers), []
+        transfers, self._transfers = merged(self._transfers), []
         return transfers
 
     def block_tables(self, sequence_id: str) -> tuple[list[tuple[int, ...]], ...]:
@@ -303,8 +312,8 @@ class BlockManager:
         return ledger.audit(self.pool, self.groups, self.sequences.values()) + self.host.audit(swapped)
 
     def repair(self) -> list[int]:
-        """Give pages that are in no place back to the pool; returns their ids."""
-        return ledger.orphans_returned(self.pool, self.sequences.values())
+        """Give pages that are in no place back to the pool, and forget holders that are gone; returns the pages."""
+        return ledger.repair(self.pool, self.sequences.values())
 
     def forecast(self) -> PageForecast:
         """Pages now, and what the next step takes if every open sequence grows by one token."""

@@ -38,6 +38,10 @@ class PageColumns:
     last_used: array[float]
 
 
+def _hash_prefix(block: KVBlock) -> int:
+    return 0 if block.block_hash is None else int.from_bytes(block.block_hash[-4:], "big")
+
+
 class PageMap:
     """Rows for pages 0 .. ``num_pages``."""
 
@@ -50,11 +54,26 @@ class PageMap:
         self._hash_prefixes = array("I", bytes(4 * rows))
         self._last_used = array("d", bytes(8 * rows))
 
-    def state(self, page: int) -> PageState:
-        return PageState(self._states[page])
+    def holder(self, page: int) -> int:
+        """One of the page's holders; 0 when it has none."""
+        return self._holders[page]
 
-    def ref_count(self, page: int) -> int:
-        return self._ref_counts[page]
+    def problems(self, page: int, where: str, state: PageState, block: KVBlock | None) -> list[str]:
+        """What the row of ``page``, which is part of ``block`` or else free, says wrongly."""
+        shown = PageState(self._states[page])
+        if shown is not state:
+            return [f"page {page} is in {where}, but the page map shows it as {shown.name}"]
+        wanted = (0, 0) if block is None else (len(block.holders), _hash_prefix(block))
+        row = (self._ref_counts[page], self._hash_prefixes[page])
+        found = []
+        if row != wanted:
+            found.append(f"page {page} in {where} has ref_count and hash {wanted}, but the page map shows {row}")
+        if block is not None and self._groups[page] != block.group:
+            found.append(f"page {page} in {where} is of group {block.group}; the page map shows {self._groups[page]}")
+        holder = self._holders[page]
+        if holder not in block.holders if block is not None and block.holders else holder:
+            found.append(f"page {page} in {where} is not held by sequence {holder}, which the page map shows")
+        return found
 
     def set_held(self, block: KVBlock, holder: int) -> None:
         """``block`` went from free or cached to one holder."""
@@ -89,7 +108,7 @@ class PageMap:
 
     def set_hash(self, block: KVBlock) -> None:
         """``block`` got a hash, or lost it."""
-        prefix = 0 if block.block_hash is None else int.from_bytes(block.block_hash[-4:], "big")
+        prefix = _hash_prefix(block)
         for page in block.pages:
             self._hash_prefixes[page] = prefix
 

@@ -6,6 +6,7 @@ Values only; `BlockManager` fills them in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from block_manager.page_map import PageColumns, PageState
 
@@ -92,19 +93,33 @@ class PageRow:
     last_used: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PageSnapshot:
     """Every page at one moment, in columns: the source of a live page map.
 
-    ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence; pages with more
-    than one owner are in ``shared_owners``.
+    ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence. ``tables`` has the
+    held pages of each sequence, block by block, for all groups, where some are shared: `shared_owners` comes from it,
+    once it is asked for.
     """
 
     columns: PageColumns
     fills: bytes
     group_names: tuple[str, ...]
     owner_names: dict[int, str]
-    shared_owners: dict[int, tuple[str, ...]]
+    tables: dict[str, tuple[list[tuple[int, ...]], ...]]
+
+    @cached_property
+    def shared_owners(self) -> dict[int, tuple[str, ...]]:
+        """Page to owners, sorted, of pages that have more than one."""
+        ref_counts = self.columns.ref_counts
+        owners: dict[int, list[str]] = {}
+        for name in sorted(self.tables):
+            for table in self.tables[name]:
+                for pages in table:
+                    for page in pages:
+                        if ref_counts[page] > 1:
+                            owners.setdefault(page, []).append(name)
+        return {page: tuple(names) for page, names in owners.items()}
 
     def row(self, page: int) -> PageRow:
         """One page, with names for handles."""
@@ -112,7 +127,8 @@ class PageSnapshot:
         state = PageState(columns.states[page])
         owners: tuple[str, ...] = ()
         if state is PageState.HELD:
-            owners = self.shared_owners.get(page) or (self.owner_names[columns.holders[page]],)
+            alone = columns.ref_counts[page] == 1
+            owners = (self.owner_names[columns.holders[page]],) if alone else self.shared_owners[page]
         return PageRow(
             page=page,
             state=state,

@@ -83,7 +83,11 @@ class _Collector:
 
     def put(self, delta: RequestDelta) -> None:
         if self._pending is not None:
-            delta = msgspec.structs.replace(delta, token_ids=self._pending.token_ids + delta.token_ids)
+            delta = msgspec.structs.replace(
+                delta,
+                token_ids=self._pending.token_ids + delta.token_ids,
+                logprob=self._pending.logprob + delta.logprob,
+            )
         self._pending = delta
         self._arrived.set()
 
@@ -116,6 +120,7 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._capacity: Capacity | None = None
         self._collectors: dict[str, _Collector] = {}
+        self._unfollowed: set[str] = set()  # children whose deltas nobody reads yet
         self._last_heard = 0.0
         self._deaths: list[float] = []
 
@@ -245,8 +250,11 @@ class EngineClient:
         """Seconds since the engine last sent anything while it had work; 0 when idle."""
         return time.monotonic() - self._last_heard if self._collectors else 0.0
 
-    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raise RequestTooLarge when the request could never run, even alone, by the block manager's own arithmetic."""
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int, *, rotates: bool = False) -> None:
+        """Raise RequestTooLarge when the request could never run, even alone, by the block manager's own arithmetic.
+
+        One that rotates may generate beyond the context; only its prompt must fit.
+        """
         ready, capacity = self._serving()
         if num_prompt_tokens >= ready.max_model_len:
             raise RequestTooLarge(
@@ -255,6 +263,8 @@ class EngineClient:
                 "context_length_exceeded",
             )
         total = num_prompt_tokens + max_tokens
+        if rotates:
+            total = min(total, max(num_prompt_tokens + 1, capacity.max_tokens(ready.max_model_len)))
         if total > ready.max_model_len:
             raise RequestTooLarge(
                 f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} make {total}, more than the context of "
@@ -281,12 +291,38 @@ class EngineClient:
         EngineDied when the engine dies on it.
         """
         self._serving()
-        if request.request_id in self._collectors:
-            raise ValueError(f"request {request.request_id} is in flight already")
+        family = [request.request_id, *request.children]
+        for name in family:
+            if name in self._collectors:
+                raise ValueError(f"request {name} is in flight already")
         if not self._collectors:
             self._last_heard = time.monotonic()
-        collector = self._collectors[request.request_id] = _Collector()
+        self._collectors.update((name, _Collector()) for name in family)
+        self._unfollowed.update(request.children)
         self._send(request)
+        try:
+            async with contextlib.aclosing(self._deltas(request.request_id)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            for name in self._unfollowed.intersection(request.children):
+                self._unfollowed.discard(name)
+                self._abandon(name)
+
+    async def follow(self, child_id: str) -> AsyncGenerator[RequestDelta]:
+        """The deltas of a child of a request whose `generate` has begun; otherwise like `generate`.
+
+        A child that nobody follows is aborted when its parent's iterator is closed.
+        """
+        if child_id not in self._unfollowed:
+            raise ValueError(f"{child_id} is no child of a request in flight, or is followed already")
+        self._unfollowed.discard(child_id)
+        async with contextlib.aclosing(self._deltas(child_id)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:
+        collector = self._collectors[request_id]
         over = False
         try:
             while not over:
@@ -297,9 +333,15 @@ class EngineClient:
             over = True
             raise
         finally:
-            del self._collectors[request.request_id]
-            if not over and self.state is EngineState.READY:
-                self._send(AbortRequests([request.request_id]))
+            if over:
+                del self._collectors[request_id]
+            else:
+                self._abandon(request_id)
+
+    def _abandon(self, request_id: str) -> None:
+        del self._collectors[request_id]
+        if self.state is EngineState.READY:
+            self._send(AbortRequests([request_id]))
 
     def _serving(self) -> tuple[EngineReady, Capacity]:
         if self.state is not EngineState.READY or self.ready is None or self._capacity is None:

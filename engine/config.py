@@ -27,10 +27,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices for one engine.
 
     Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is
-    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``kv_cache_dtype``
-    "auto" is the dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this
-    order, ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
-    device's memory (on CPUs, of the memory this process may still take).
+    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``kv_cache_dtype`` "auto" is the
+    dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this order,
+    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
+    device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
+    evicted prefixes and preempted sequences.
     """
 
     model: str
@@ -46,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
     threads: int | None = None
     seed: int = 0
     audit_interval: int = 0
@@ -71,5 +73,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value in positive.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: must be at least 1")
+        if self.swap_space_bytes < 0:
+            raise ConfigError(f"--swap-space {self.swap_space_bytes}: must not be negative")
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"--gpu-memory-utilization {self.gpu_memory_utilization}: must be above 0 and at most 1")

@@ -15,8 +15,10 @@ import traceback
 import msgspec
 
 from block_manager.hashing import BlockHashes
-from engine.messages import EngineRequest, EngineStats, GroupUsage, RequestDelta, SamplingParams, StepOutput
+from block_manager.prefix_index import MissReason
+from engine.messages import EngineRequest, EngineStats, GroupUsage, Ledger, RequestDelta, SamplingParams, StepOutput
 from engine.runner import Runner
+from engine.sampler import child_seed
 from scheduler.batch import ScheduledBatch
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import NeverFits, Scheduler, TokenOutput
@@ -62,24 +64,29 @@ class Engine:
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=int.from_bytes(os.urandom(8), "little"))
         try:
-            self.scheduler.add(
-                Request(
-                    request_id=request.request_id,
-                    token_ids=list(request.prompt_token_ids),
-                    max_tokens=sampling.max_tokens,
-                    eos_token_ids=frozenset() if sampling.ignore_eos else self._eos_token_ids,
-                    stop_token_ids=frozenset(sampling.stop_token_ids),
-                    block_hashes=BlockHashes(self.scheduler.blocks.block_size),
-                )
-            )
+            family = [self._request(request, name, sampling) for name in (request.request_id, *request.children)]
+            family[0].children = family[1:]
+            self.scheduler.add(family[0])
         except (NeverFits, ValueError) as error:
-            self._pending.append(
-                RequestDelta(
-                    request_id=request.request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=str(error)
-                )
-            )
+            self._pending += [
+                RequestDelta(request_id=name, token_ids=[], finish_reason=FinishReason.ERROR, error=str(error))
+                for name in (request.request_id, *request.children)
+            ]
         else:
-            self._sampling[request.request_id] = sampling
+            for number, member in enumerate(family):
+                seed = child_seed(sampling.seed or 0, number)
+                self._sampling[member.request_id] = msgspec.structs.replace(sampling, seed=seed)
+
+    def _request(self, request: EngineRequest, request_id: str, sampling: SamplingParams) -> Request:
+        return Request(
+            request_id=request_id,
+            token_ids=list(request.prompt_token_ids),
+            max_tokens=sampling.max_tokens,
+            eos_token_ids=frozenset() if sampling.ignore_eos else self._eos_token_ids,
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            block_hashes=BlockHashes(self.scheduler.blocks.block_size, request.cache_salt),
+            rotates=request.rotates,
+        )
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests, in whatever state they are; ids that have ended or never were are ignored."""
@@ -105,16 +112,18 @@ class Engine:
 
     def _run(self, batch: ScheduledBatch) -> list[RequestDelta]:
         try:
-            sampled = self.runner.execute(batch, self._sampling)
+            drawn = self.runner.execute(batch, self._sampling)
         except Exception as error:
             traceback.print_exc()
             self._failed_steps += 1
             failed = [self._fail(request.request_id, error) for request in batch.requests]
+            self.scheduler.forget_contents()
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
             return failed
         self._failed_steps = 0
-        return [self._delta(output) for output in self.scheduler.update(batch, sampled)]
+        outputs = self.scheduler.update(batch, {name: token.token_id for name, token in drawn.items()})
+        return [self._delta(output, drawn[output.request.request_id].logprob) for output in outputs]
 
     def _fail(self, request_id: str, error: Exception) -> RequestDelta:
         self.scheduler.finish(request_id)
@@ -122,7 +131,7 @@ class Engine:
         message = f"the step failed: {type(error).__name__}: {error}"
         return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=message)
 
-    def _delta(self, output: TokenOutput) -> RequestDelta:
+    def _delta(self, output: TokenOutput, logprob: float) -> RequestDelta:
         request = output.request
         if output.finish_reason is not None:
             del self._sampling[request.request_id]
@@ -133,6 +142,8 @@ class Engine:
             finish_reason=output.finish_reason,
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,
+            logprob=logprob,
+            ledger=None if output.finish_reason is None else _ledger(request),
         )
 
     def audit(self) -> list[str]:
@@ -147,24 +158,53 @@ class Engine:
         """Pages, queues and counters, now."""
         usage = self.scheduler.blocks.usage()
         counters = self.scheduler.counters
+        host = self.scheduler.blocks.host
         return EngineStats(
             pages_total=usage.total,
             pages_free=usage.free,
             page_bytes=self._page_bytes,
             groups=[
                 GroupUsage(
-                    name=group.name, cached=group.cached, held=group.held, bytes_held=group.held * self._page_bytes
+                    name=group.name,
+                    cached=group.cached,
+                    held=group.held,
+                    bytes_held=group.held * self._page_bytes,
+                    shared=group.shared,
+                    evicted=group.evicted,
+                    held_slots=group.held_slots,
+                    wasted_slots=group.wasted_slots,
                 )
                 for group in usage.groups
             ],
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
+            oldest_cached_seconds=usage.oldest_cached_seconds,
+            host_pages_total=host.num_pages,
+            host_pages_free=host.free_pages,
+            host_pages_swapped=host.swapped_pages,
             preemptions=counters.preemptions,
+            swaps=counters.swaps,
+            rotations=counters.rotations,
             prompt_tokens=counters.prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
+            missed_prompt_tokens={reason.value: counters.missed_tokens[reason] for reason in MissReason},
+            page_seconds=counters.page_seconds,
             recomputed_tokens=counters.recomputed_tokens,
             generation_tokens=counters.generation_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
             audit_failures=self._audit_failures,
         )
+
+
+def _ledger(request: Request) -> Ledger:
+    ledger = request.ledger
+    return Ledger(
+        peak_pages=ledger.peak_pages,
+        page_seconds=ledger.page_seconds,
+        cached_tokens=ledger.cached_tokens,
+        recomputed_tokens=ledger.recomputed_tokens,
+        rotations=ledger.rotations,
+        swaps=ledger.swaps,
+        preempted_by=ledger.preempted_by,
+    )

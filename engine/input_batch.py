@@ -84,7 +84,10 @@ class InputBatch:
         if row is None:
             row = self._row_of[request.request_id] = self._free_rows.pop()
         for index, blocks in enumerate(request.block_tables):
-            start = 0 if request.admitted else int(self._filled[index, row])
+            # the block being written may have been replaced by a copy of its own, so it is always read again
+            start = min(int(self._filled[index, row]), request.num_computed_tokens // self._block_size)
+            if request.admitted:
+                start = 0
             if start < len(blocks):
                 self._tables[index][:, row, start : len(blocks)] = np.array(blocks[start:], dtype=np.int32).T
             self._filled[index, row] = len(blocks)

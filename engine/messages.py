@@ -16,7 +16,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filters off. ``seed`` fixes
     the request's own generator; None draws one. ``stop_token_ids`` end the request beside the model's EOS ids, which
-    ``ignore_eos`` switches off.
+    ``ignore_eos`` switches off. ``rank`` asks for the log probabilities of the tokens, summed, to choose among several
+    samples.
     """
 
     max_tokens: int
@@ -27,14 +28,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    rank: bool = False
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """One sequence to generate: token ids in, token ids out."""
+    """One sequence to generate: token ids in, token ids out.
+
+    ``children`` are ids of further samples of the same prompt, which share its pages. ``cache_salt`` keeps its pages
+    from being found under any other salt. ``rotates``: at the end of the context, drop the middle and go on.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    children: list[str] = []
+    cache_salt: str = ""
+    rotates: bool = False
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -47,12 +56,25 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the step loop and exit."""
 
 
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request cost: pages at their peak, pages x seconds, and tokens that were, or were not, computed for it."""
+
+    peak_pages: int
+    page_seconds: float
+    cached_tokens: int
+    recomputed_tokens: int
+    rotations: int
+    swaps: int
+    preempted_by: list[str]
+
+
 class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request in one step; ``finish_reason`` only on its last.
 
     ``stop_token_id`` names the id that ended the request when it was one of its ``stop_token_ids``; it is None for EOS.
     ``num_cached_tokens`` counts prompt tokens read from pages instead of computed, as of first admission.
-    ``error`` explains a finish reason of ERROR.
+    ``logprob`` sums the log probabilities of ``token_ids`` where ``rank`` asked for it. ``ledger`` comes with the
+    last delta of a request that ran. ``error`` explains a finish reason of ERROR.
     """
 
     request_id: str
@@ -60,16 +82,25 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    logprob: float = 0.0
+    ledger: Ledger | None = None
     error: str | None = None
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of one layer group, in pages."""
+    """Pages of one layer group; ``shared`` ones are part of ``held``, ``evicted`` counts since the start.
+
+    ``wasted_slots`` of the ``held_slots`` in held pages have no token yet.
+    """
 
     name: str
     cached: int
     held: int
     bytes_held: int
+    shared: int
+    evicted: int
+    held_slots: int
+    wasted_slots: int
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +113,21 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pages_free: int
     page_bytes: int
     groups: list[GroupUsage]
+    oldest_cached_seconds: float
+    host_pages_total: int
+    host_pages_free: int
+    host_pages_swapped: int
     running: int
     waiting: int
     preemptions: int
+    swaps: int
+    rotations: int
     prompt_tokens: int
     cached_prompt_tokens: int
+    missed_prompt_tokens: dict[str, int]
     recomputed_tokens: int
     generation_tokens: int
+    page_seconds: float
     steps: int
     step_seconds: float
     audit_failures: int

@@ -5,44 +5,76 @@ Owns the model, the page tensors and the block tables on the device; knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from block_manager.kv_cache import KVCache
+from block_manager.transfers import Transfer, TransferKind
 from engine.input_batch import InputBatch
 from engine.messages import SamplingParams
-from engine.sampler import Sampler, uniform_draw
+from engine.sampler import Sampler, log_probability, uniform_draw
 from kernels.attention import KVPages, PagedLayer
 from models.model import CausalLM
 from scheduler.batch import ScheduledBatch
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """A token, and its log probability where the request asked for it, else 0."""
+
+    token_id: int
+    logprob: float
+
+
 class Runner:
     """Executes steps over ``kv_cache`` with ``model``; `execute` is synchronous."""
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, inputs: InputBatch) -> None:
+    def __init__(
+        self, model: CausalLM, kv_cache: KVCache, inputs: InputBatch, host_cache: KVCache | None = None
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache
+        self._host_cache = host_cache
         self._inputs = inputs
         self._sampler = Sampler()
         pages = [KVPages(*kv_cache.slot_tensors(slot)) for slot in range(len(kv_cache.key_pages))]
         places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
         self._layers = [(pages[slot], group, column) for group, column, slot in places]
 
-    def execute(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, int]:
-        """Run the step; returns the next token of each request whose share samples. ``sampling`` seeds must be set."""
+    def execute(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, DrawnToken]:
+        """Run the step; returns the next token of each sequence that draws one. ``sampling`` seeds must be set."""
+        self._move_pages(batch.transfers)
         logits = self.logits(batch)
         sampled = [request for request in batch.requests if request.samples]
-        if not sampled:
+        drawing = [(row, request, name) for row, request in enumerate(sampled) for name in request.sequence_ids]
+        if not drawing:
             return {}
-        params = [sampling[request.request_id] for request in sampled]
+        if len(drawing) > len(sampled):
+            logits = logits[[row for row, _, _ in drawing]]
+        params = [sampling[name] for _, _, name in drawing]
         draws = [
-            uniform_draw(one.seed or 0, request.num_computed_tokens + request.num_tokens)
-            for one, request in zip(params, sampled, strict=True)
+            uniform_draw(one.seed or 0, request.output_index)
+            for one, (_, request, _) in zip(params, drawing, strict=True)
         ]
         token_ids = self._sampler.sample(logits, params, draws)
-        return {request.request_id: token for request, token in zip(sampled, token_ids, strict=True)}
+        return {
+            name: DrawnToken(token_id, log_probability(row, token_id) if one.rank else 0.0)
+            for (_, _, name), token_id, row, one in zip(drawing, token_ids, logits, params, strict=True)
+        }
+
+    def _move_pages(self, transfers: Sequence[Transfer]) -> None:
+        """Carry out what the block manager decided, in its order."""
+        for transfer in transfers:
+            if transfer.kind is TransferKind.COPY:
+                self._kv_cache.copy(transfer.sources, transfer.targets)
+            elif self._host_cache is None:
+                raise RuntimeError("a page was to move to or from the host, but there is no host memory for pages")
+            elif transfer.kind is TransferKind.OUT:
+                self._host_cache.copy_from(self._kv_cache, transfer.sources, transfer.targets)
+            else:
+                self._kv_cache.copy_from(self._host_cache, transfer.sources, transfer.targets)
 
     @torch.inference_mode()
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Sampler: one token per row of logits, by each request's own parameters.
 
 Rows never touch each other: each is filtered and drawn alone, so a request's tokens do not depend on its neighbours.
-The generator is counter-based: the draw for a position is a function of (seed, position) alone, so that preemption,
+The generator is counter-based: the draw of output token i is a function of (seed, i) alone, so that preemption,
 batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
 """
 
@@ -29,6 +29,16 @@ class Sampler:
             int(row.argmax()) if one.temperature == 0.0 else _sample_row(row, one, draw)
             for row, one, draw in zip(logits.cpu(), params, draws, strict=True)
         ]
+
+
+def log_probability(logits: torch.Tensor, token_id: int) -> float:
+    """Of a token under the model itself: no temperature, no filter. ``logits`` [vocab] in float32."""
+    return float(logits[token_id] - logits.logsumexp(dim=-1))
+
+
+def child_seed(seed: int, child: int) -> int:
+    """The seed of sample number ``child`` of a prompt; sample 0 has the prompt's own."""
+    return seed if child == 0 else _mix((seed + child * 0xD1342543DE82EF95) & ((1 << 64) - 1))
 
 
 def uniform_draw(seed: int, index: int) -> float:

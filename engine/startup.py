@@ -22,7 +22,7 @@ from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
 from kernels.backends import check_page_dtype, choose_backend
-from models.loader import load_model, weight_bytes
+from models.loader import load_model
 from models.spec import ModelSpec
 from scheduler.scheduler import Scheduler, SchedulerConfig
 
@@ -75,7 +75,17 @@ def build_engine(
         bytes_per_page = page_bytes(groups, *shape, kv_dtype.itemsize, scale_bytes(kv_dtype))
         num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
         kv_cache = KVCache(groups, num_pages, *shape, kv_dtype, device)
-        blocks = BlockManager(groups, num_pages, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+        num_host_pages = config.swap_space_bytes // bytes_per_page
+        host_cache = None
+        if num_host_pages:
+            host_cache = KVCache(groups, num_host_pages, *shape, kv_dtype, torch.device("cpu"))
+        blocks = BlockManager(
+            groups,
+            num_pages,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            num_host_pages=num_host_pages,
+        )
         inputs = InputBatch(groups, config.block_size, config.max_num_seqs, max_model_len, device)
 
     capacity = Capacity(groups, config.block_size, num_pages, config.max_num_batched_tokens)
@@ -84,10 +94,10 @@ def build_engine(
             f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less "
             f"than the context of {max_model_len}: longer requests are refused"
         )
-    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens), blocks)
+    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, max_model_len), blocks)
     engine = Engine(
         scheduler,
-        Runner(model, kv_cache, inputs),
+        Runner(model, kv_cache, inputs, host_cache),
         eos_token_ids=frozenset(spec.eos_token_ids),
         page_bytes=bytes_per_page,
         audit_interval=config.audit_interval,
@@ -98,7 +108,7 @@ def build_engine(
         kv_dtype=kv_dtype_name,
         threads=threads,
         attention_backend=backend.name,
-        weight_bytes=weight_bytes(model),
+        weight_bytes=model.weight_bytes(),
         kv_bytes=num_pages * bytes_per_page,
         num_pages=num_pages,
         page_bytes=bytes_per_page,

@@ -2,16 +2,19 @@
 
 Knows formats and how to check them, not architectures: a model says which parameters it has, and each tensor of the
 checkpoint goes straight into its place with one cast. Invariants: when `load_model` returns, every parameter was
-written exactly once; files are memory-mapped, so that no copy of the checkpoint is held beside the model.
+written exactly once; files are memory-mapped, so that no copy of the checkpoint is held beside the model; a weight is
+packed as soon as it is filled, so that two forms of it exist for one weight at a time (or per thread, of a GGUF file).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -59,18 +62,17 @@ def load_model(
     return model
 
 
-def weight_bytes(model: CausalLM) -> int:
-    """Memory of all weights, in bytes; parts of a fused weight count once."""
-    storages = (parameter.view.untyped_storage() for parameter in model.parameters().values())
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
 class _Places:
     """The parameters of a model, each to be claimed once."""
 
     def __init__(self, model: CausalLM, source: Path) -> None:
         self._left = dict(model.parameters())
-        self._filled: set[str] = set()
+        self._claimed: set[str] = set()
+        self._missing_elements: Counter[Callable[[], None]] = Counter()
+        for parameter in self._left.values():
+            if parameter.when_filled is not None:
+                self._missing_elements[parameter.when_filled] += parameter.view.numel()
+        self._lock = Lock()
         self._source = source
         self._ignored = {"lm_head.weight"} if model.spec.tied_embeddings else set()
 
@@ -80,14 +82,24 @@ class _Places:
             return None
         parameter = None if name is None else self._left.pop(name, None)
         if name is None or parameter is None:
-            problem = "is there twice" if name in self._filled else "is not part of this architecture"
+            problem = "is there twice" if name in self._claimed else "is not part of this architecture"
             raise CheckpointError(f"{file}: the tensor {stored_name!r} of shape {shape} {problem}")
         if parameter.shape != shape:
             raise CheckpointError(
                 f"{file}: the tensor {stored_name!r} has the shape {shape} and should have {parameter.shape}"
             )
-        self._filled.add(name)
+        self._claimed.add(name)
         return parameter
+
+    def filled(self, parameter: Parameter, num_elements: int) -> None:
+        """Count values that are in place; the thread that brings the last of a weight calls its ``when_filled``."""
+        if parameter.when_filled is None:
+            return
+        with self._lock:
+            self._missing_elements[parameter.when_filled] -= num_elements
+            is_last = self._missing_elements[parameter.when_filled] == 0
+        if is_last:
+            parameter.when_filled()
 
     def require_all_filled(self) -> None:
         if self._left:
@@ -109,6 +121,7 @@ def _load_safetensors(files: tuple[Path, ...], places: _Places, report: Progress
                         parameter.view.copy_(values)
                         if parameter.plus_one:
                             parameter.view.add_(1.0)
+                        places.filled(parameter, values.numel())
                     done += values.nbytes
                     report(done, total)
         except SafetensorError as error:
@@ -118,8 +131,9 @@ def _load_safetensors(files: tuple[Path, ...], places: _Places, report: Progress
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some stored rows and where their values go."""
+    """Some stored rows and where their values go: ``view`` of the ``parameter``."""
 
+    parameter: Parameter
     view: torch.Tensor
     rows: npt.NDArray[np.uint8]
     quantization: GGMLQuantizationType
@@ -134,8 +148,14 @@ def _load_gguf(checkpoint: Checkpoint, spec: ModelSpec, places: _Places, report:
     tensors = checkpoint.gguf_file().tensors
     total = sum(tensor.data.nbytes for tensor in tensors.values())
     done = 0
+
+    def place(chunk: _Chunk) -> int:
+        num_bytes = chunk.place()
+        places.filled(chunk.parameter, chunk.view.numel())
+        return num_bytes
+
     with _single_threads() as workers, ThreadPoolExecutor(workers, thread_name_prefix="dequantise") as pool:
-        for num_bytes in pool.map(_Chunk.place, _gguf_chunks(tensors, checkpoint.path, spec, places)):
+        for num_bytes in pool.map(place, _gguf_chunks(tensors, checkpoint.path, spec, places)):
             done += num_bytes
             report(done, total)
 
@@ -162,7 +182,7 @@ def _gguf_chunks(tensors: Mapping[str, GGUFTensor], path: Path, spec: ModelSpec,
             continue
         rows = rows_in_order(tensor, name, spec)
         if len(tensor.shape) == 1:
-            yield _Chunk(parameter.view, rows, tensor.quantization)
+            yield _Chunk(parameter, parameter.view, rows, tensor.quantization)
             continue
         for part in row_chunks(tensor.shape):
-            yield _Chunk(parameter.view[part], rows[part], tensor.quantization)
+            yield _Chunk(parameter, parameter.view[part], rows[part], tensor.quantization)

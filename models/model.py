@@ -5,7 +5,7 @@ Models know tensors, positions and pages; nothing of requests, sampling, files o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,12 +21,14 @@ class Parameter:
 
     ``view`` is where it goes, often a slice of a fused weight. ``shape`` is the shape it has in a checkpoint, which may
     broadcast to ``view``. ``plus_one`` marks RMSNorm weights of Gemma: Hugging Face files store them less one, GGUF
-    files as they are used.
+    files as they are used. ``when_filled`` is to be called once, when all parameters that carry it have their values:
+    the model may then keep them in a faster form, and whoever holds a view holds memory that nobody needs.
     """
 
     view: torch.Tensor
     shape: tuple[int, ...]
     plus_one: bool = False
+    when_filled: Callable[[], None] | None = None
 
 
 class CausalLM(Protocol):
@@ -49,4 +51,7 @@ class CausalLM(Protocol):
         """
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """Every weight, under the name it has in Hugging Face checkpoints."""
+        """Every weight that can be filled, under the name it has in Hugging Face checkpoints; before loading, all."""
+
+    def weight_bytes(self) -> int:
+        """Memory of all weights, in bytes; parts of a fused weight count once, copies of one in another form again."""

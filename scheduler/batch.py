@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from block_manager.transfers import Transfer
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
@@ -18,7 +20,9 @@ class ScheduledRequest:
     one. ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions ``i *
     block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
     views of the block manager's tables: read them during the step, never keep or change them. ``admitted`` marks the
-    first step after (re)admission, whose tables owe nothing to earlier ones.
+    first step after (re)admission, whose tables owe nothing to earlier ones. ``sequence_ids`` are the sequences that
+    each draw a next token from the last position: the request, and its children in the step that completes its prompt.
+    ``output_index`` counts the tokens drawn before, so that a draw is a function of seed and index.
     """
 
     request_id: str
@@ -26,6 +30,8 @@ class ScheduledRequest:
     num_computed_tokens: int
     samples: bool
     admitted: bool
+    sequence_ids: tuple[str, ...]
+    output_index: int
     block_tables: tuple[list[tuple[int, ...]], ...]
 
     @property
@@ -38,10 +44,12 @@ class ScheduledBatch:
     """One step. Empty when nothing can run.
 
     ``released`` are requests whose tables are gone since the last batch: finished, aborted or preempted.
+    ``transfers`` move page contents, in this order, before anything of the step is computed.
     """
 
     requests: tuple[ScheduledRequest, ...]
     released: tuple[str, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def num_tokens(self) -> int:

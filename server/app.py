@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.client import EngineState
+from server.auth import RequireApiKey
 from server.body_limit import BodyLimit
 from server.disconnect import ClientDisconnected
 from server.errors import install_error_handlers, unavailable
@@ -30,6 +31,8 @@ def create_app(state: ServerState) -> FastAPI:
     version = octavo_version()
     app = FastAPI(title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, limit=state.max_request_bytes)
+    if state.api_keys:
+        app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
     install_error_handlers(app)
 
     async def on_disconnect(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from server.options import ServeOptions
 
 DEFAULT_PORT = 8000
+API_KEY_VARIABLE = "OCTAVO_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +64,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         gpu_memory_utilization=parsed.gpu_memory_utilization,
         kv_cache_memory_bytes=parsed.kv_cache_memory_bytes,
         num_gpu_blocks_override=parsed.num_gpu_blocks_override,
+        swap_space_bytes=parsed.swap_space,
         enable_prefix_caching=parsed.enable_prefix_caching,
         threads=parsed.threads,
         seed=parsed.seed,
@@ -76,8 +79,32 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         max_request_bytes=parsed.max_request_bytes,
         shutdown_timeout=parsed.shutdown_timeout,
         silence_limit=parsed.engine_silence_limit,
+        api_keys=(*parsed.api_key, *_keys_of_environment()),
         engine=engine,
     )
+
+
+def _keys_of_environment() -> list[str]:
+    keys = (key.strip() for key in os.environ.get(API_KEY_VARIABLE, "").split(","))
+    return [key for key in keys if key]
+
+
+def _gibibytes(text: str) -> int:
+    """Bytes in a number of GiB, for argparse."""
+    try:
+        size = int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of GiB, 0 or more")
+    return size
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default where there is one to show."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 class _Version(argparse.Action):
@@ -98,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a model over an OpenAI-style HTTP API",
         description="Serve a model over an OpenAI-style HTTP API.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_Help,
     )
     serve.add_argument(
         "model",
@@ -118,6 +145,14 @@ def _add_server_flags(serve: argparse.ArgumentParser) -> None:
     )
     flags.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 takes any free one")
     flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
+    flags.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"key that requests to /v1 must bring, one of several if given more than once; {API_KEY_VARIABLE} may "
+        "name more, separated by commas, and keeps them out of the process list",
+    )
     flags.add_argument("--revision", help="branch, tag or commit of a hub id")
     flags.add_argument(
         "--chat-template",
@@ -170,6 +205,13 @@ def _add_engine_flags(serve: argparse.ArgumentParser) -> None:
         help="share, 0 to 1, of the device's memory (on CPUs, of the memory left to this process) to use",
     )
     flags.add_argument("--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV pages, instead of a share")
+    flags.add_argument(
+        "--swap-space",
+        type=_gibibytes,
+        default=0,
+        metavar="GiB",
+        help="host memory for KV pages of preempted requests and of evicted prompts",
+    )
     flags.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV pages, instead of bytes or a share")
 
 

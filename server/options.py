@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.config import ConfigError, EngineConfig
 
@@ -23,6 +23,7 @@ class ServeOptions:
     max_request_bytes: int
     shutdown_timeout: float
     silence_limit: float
+    api_keys: tuple[str, ...] = field(repr=False)
     engine: EngineConfig
 
     def validate(self) -> None:
@@ -37,4 +38,7 @@ class ServeOptions:
             raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")
         if not self.silence_limit > 0:
             raise ConfigError(f"--engine-silence-limit {self.silence_limit}: must be above 0")
+        for key in self.api_keys:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError("--api-key: a key is one or more printable ASCII characters without spaces")
         self.engine.validate()

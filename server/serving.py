@@ -99,9 +99,16 @@ def _load_text(checkpoint: Checkpoint, chat_template: str | None) -> TextParts:
 
 
 def _state(options: ServeOptions, client: EngineClient, name: str) -> ServerState:
+    from server.auth import ApiKeys
     from server.state import ServerState
 
-    return ServerState(client, name, silence_limit=options.silence_limit, max_request_bytes=options.max_request_bytes)
+    return ServerState(
+        client,
+        name,
+        silence_limit=options.silence_limit,
+        max_request_bytes=options.max_request_bytes,
+        api_keys=ApiKeys(options.api_keys),
+    )
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -56,6 +56,9 @@ class LoadingBar:
 def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], total: float, url: str) -> str:
     """The table of a started server. ``seconds`` are this process's own stages, ``total`` is from command to ready."""
     stages = {**seconds, **ready.stage_seconds}
+    host_pages = ready.stats.host_pages_total
+    host_bytes = host_pages * ready.page_bytes
+    host_memory = [("host memory", f"{host_bytes / 1e9:.2f} GB in {host_pages:,} pages")] if host_pages else []
     rows = [
         ("model", model),
         ("device", f"{ready.device}, {ready.threads} {'thread' if ready.threads == 1 else 'threads'}"),
@@ -63,6 +66,7 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
         ("attention", ready.attention_backend),
         ("weights", f"{ready.weight_bytes / 1e9:.2f} GB"),
         ("KV memory", f"{ready.kv_bytes / 1e9:.2f} GB in {ready.num_pages:,} pages"),
+        *host_memory,
         ("page", f"{ready.block_size} tokens in {ready.kv_dtype}, {ready.page_bytes:,} bytes"),
         ("max context", f"{ready.max_model_len:,} tokens"),
         ("batch", f"{ready.max_num_seqs} requests, {ready.max_num_batched_tokens} tokens a step"),

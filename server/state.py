@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.client import EngineClient, EngineState
 from engine.messages import EngineReady
+from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
 from server.metrics import Metrics
 from server.text.chat_template import ChatTemplate
@@ -33,6 +34,7 @@ class ServerState:
     chat_template: ChatTemplate | None = None
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     metrics: Metrics = field(init=False)

@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from server.disconnect import unless_disconnected
 from server.errors import bad_request
-from server.generation import TextDelta, Usage
+from server.generation import TextDelta
+from server.generation_group import Usage
+from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.protocol import ChatBody, parse_body
-from server.openai.submission import check_vocabulary, choose_max_tokens, encode, new_id, prepare
+from server.openai.submission import Submission, check_num_samples, check_vocabulary, choose_max_tokens, encode, new_id
 from server.sse import event_stream
 from server.state import ServerState
 from server.text.chat_template import ChatTemplate
@@ -21,33 +23,44 @@ from server.text.tokenizer import Tokenizer
 
 
 async def create_chat_completion(state: ServerState, request: Request) -> Response:
-    """One choice: the assistant's next message."""
+    """``n`` choices: each an assistant's next message."""
     arrived = time.monotonic()
     ready, tokenizer = state.require_ready()
     body = parse_body(ChatBody, await request.body())
     state.require_model(body.model)
     template = _require_template(state)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    check_num_samples(body, ready, 1)
     num_characters = sum(len(message.content) for message in body.messages)
     token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer), num_characters, "messages")
-    max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None)
+    max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
     completion_id = new_id("chatcmpl")
-    stops = body.stop + template.stops
-    group = prepare(state, tokenizer, body, completion_id, [(token_ids, max_tokens)], stops, arrived)
+    group = Submission(
+        state=state,
+        tokenizer=tokenizer,
+        body=body,
+        request_id=completion_id,
+        stops=body.stop + template.stops,
+        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
+        arrived=arrived,
+    ).prepare([(token_ids, max_tokens)])
     fields = {"id": completion_id, "created": int(time.time()), "model": state.served_model_name}
     if body.stream:
         envelope = ChunkEnvelope({**fields, "object": "chat.completion.chunk"}, include_usage=body.include_usage)
-        frames = stream_frames(group, ChatChunks(envelope), include_usage=body.include_usage)
+        chunks = ChatChunks(envelope, include_ledger=body.include_ledger is True)
+        frames = stream_frames(group, chunks, include_usage=body.include_usage)
         return await event_stream(request, frames)
-    [answer] = await unless_disconnected(request.receive, group.collect())
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
-        "stop_reason": answer.stop_reason,
-    }
-    completion = {**fields, "object": "chat.completion", "choices": [choice], "usage": group.usage.body()}
+    answers = await unless_disconnected(request.receive, group.collect())
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": None,
+            **ending(answer, include_ledger=body.include_ledger is True),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    completion = {**fields, "object": "chat.completion", "choices": choices, "usage": group.usage.body()}
     return Response(orjson.dumps(completion), media_type="application/json")
 
 
@@ -72,8 +85,9 @@ def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) ->
 class ChatChunks:
     """Chunks of a streamed chat answer; every one is a chat.completion.chunk object."""
 
-    def __init__(self, envelope: ChunkEnvelope) -> None:
+    def __init__(self, envelope: ChunkEnvelope, *, include_ledger: bool) -> None:
         self._envelope = envelope
+        self._include_ledger = include_ledger
 
     def opening(self, index: int) -> bytes | None:
         delta = b'{"role":"assistant","content":"","refusal":null}'
@@ -88,8 +102,7 @@ class ChatChunks:
             "index": index,
             "delta": {},
             "logprobs": None,
-            "finish_reason": last.finish_reason,
-            "stop_reason": last.stop_reason,
+            **ending(last, include_ledger=self._include_ledger),
         }
         return self._envelope.wrap(orjson.dumps([choice]))
 

@@ -15,7 +15,8 @@ from typing import Protocol
 import orjson
 
 from server.errors import ApiError, internal_error
-from server.generation import GenerationGroup, TextDelta, Usage
+from server.generation import TextDelta
+from server.generation_group import GenerationGroup, Usage
 from server.sse import DONE, error_frame, frame
 
 logger = logging.getLogger("octavo.server")

@@ -10,21 +10,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.disconnect import unless_disconnected
-from server.generation import TextDelta, Usage
+from server.generation import TextDelta
+from server.generation_group import Usage
+from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody, parse_body
-from server.openai.submission import check_vocabulary, choose_max_tokens, encode, new_id, prepare
+from server.openai.submission import Submission, check_num_samples, check_vocabulary, choose_max_tokens, encode, new_id
 from server.sse import event_stream
 from server.state import ServerState
 
 
 async def create_completion(state: ServerState, request: Request) -> Response:
-    """One choice per prompt, in the order of the prompts."""
+    """``n`` choices per prompt, in the order of the prompts."""
     arrived = time.monotonic()
     ready, tokenizer = state.require_ready()
     body = parse_body(CompletionBody, await request.body())
     state.require_model(body.model)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    check_num_samples(body, ready, len(body.prompt))
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
@@ -32,11 +35,20 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         else:
             token_ids = prompt
             check_vocabulary(token_ids, ready, "prompt")
-        prompts.append(
-            (token_ids, choose_max_tokens(state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS))
+        max_tokens = choose_max_tokens(
+            state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates
         )
+        prompts.append((token_ids, max_tokens))
     completion_id = new_id("cmpl")
-    group = prepare(state, tokenizer, body, completion_id, prompts, body.stop, arrived)
+    group = Submission(
+        state=state,
+        tokenizer=tokenizer,
+        body=body,
+        request_id=completion_id,
+        stops=body.stop,
+        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
+        arrived=arrived,
+    ).prepare(prompts)
     fields = {
         "id": completion_id,
         "object": "text_completion",
@@ -44,7 +56,9 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         "model": state.served_model_name,
     }
     if body.stream:
-        chunks = CompletionChunks(ChunkEnvelope(fields, include_usage=body.include_usage))
+        chunks = CompletionChunks(
+            ChunkEnvelope(fields, include_usage=body.include_usage), include_ledger=body.include_ledger is True
+        )
         return await event_stream(request, stream_frames(group, chunks, include_usage=body.include_usage))
     choices = await unless_disconnected(request.receive, group.collect())
     answer = {
@@ -54,8 +68,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
                 "index": index,
                 "text": choice.text,
                 "logprobs": None,
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
+                **ending(choice, include_ledger=body.include_ledger is True),
             }
             for index, choice in enumerate(choices)
         ],
@@ -67,8 +80,9 @@ async def create_completion(state: ServerState, request: Request) -> Response:
 class CompletionChunks:
     """Chunks of a streamed completion; every one is a text_completion object."""
 
-    def __init__(self, envelope: ChunkEnvelope) -> None:
+    def __init__(self, envelope: ChunkEnvelope, *, include_ledger: bool) -> None:
         self._envelope = envelope
+        self._include_ledger = include_ledger
 
     def opening(self, index: int) -> bytes | None:
         return None
@@ -82,8 +96,7 @@ class CompletionChunks:
             "index": index,
             "text": "",
             "logprobs": None,
-            "finish_reason": last.finish_reason,
-            "stop_reason": last.stop_reason,
+            **ending(last, include_ledger=self._include_ledger),
         }
         return self._envelope.wrap(orjson.dumps([choice]))
 

@@ -2,7 +2,7 @@
 
 Knows the wire format and no model: what depends on one (vocabulary, context, template) is checked where the model is
 known. Invariants: a field is honoured, or it is refused by name; none is ignored silently. Fields that clients send as
-a matter of course pass when they ask for nothing (``n: 1``, ``logprobs: null``). No value is converted: ``"8"``,
+a matter of course pass when they ask for nothing (``echo: false``, ``logprobs: null``). No value is converted: ``"8"``,
 ``1.5`` and ``true`` are no integers.
 """
 
@@ -29,6 +29,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
 MAX_STOP_TOKEN_IDS = 256
 MAX_PROMPTS = 1024
+MAX_CHOICES = 128
+MAX_BEST_OF = 20  # or n, where that is larger
+MAX_SALT_CHARACTERS = 256
 MAX_INT32 = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -39,7 +42,6 @@ NeutralValues = dict[str, tuple[object, ...]]
 # Fields of the OpenAI API, and of servers like this one, that Octavo does not serve, with the values that ask for
 # nothing. null always asks for nothing.
 NEUTRAL_SAMPLING: NeutralValues = {
-    "n": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -57,11 +59,11 @@ NEUTRAL_SAMPLING: NeutralValues = {
     "structured_outputs": (),
 }
 NEUTRAL_COMPLETION: NeutralValues = NEUTRAL_SAMPLING | {
-    "best_of": (1,),
     "logprobs": (),
     "suffix": ("",),
 }
 NEUTRAL_CHAT: NeutralValues = NEUTRAL_SAMPLING | {
+    "best_of": (),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "tools": ([],),
@@ -191,6 +193,10 @@ class GenerationBody(_Body):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    context_overflow: Literal["error", "rotate"] | None = None
+    include_ledger: bool | None = None
     user: str | None = None
 
     @field_validator("stream_options")
@@ -204,6 +210,20 @@ class GenerationBody(_Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
 
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences per prompt, of which the best are its choices."""
+        return self.num_choices
+
+    @property
+    def rotates(self) -> bool:
+        return self.context_overflow == "rotate"
+
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The engine's parameters, for a sequence of at most ``max_tokens`` new tokens."""
         return SamplingParams(
@@ -215,13 +235,33 @@ class GenerationBody(_Body):
             seed=self.seed,
             stop_token_ids=self.stop_token_ids or [],
             ignore_eos=self.ignore_eos is True,
+            rank=self.num_samples > self.num_choices,
         )
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions: one choice per prompt, in the order of the prompts."""
+    """POST /v1/completions: ``n`` choices per prompt, in the order of the prompts."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_read_prompts)]
+    best_of: int | None = Field(default=None, ge=1)
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_suits_n_and_stream(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        n = info.data.get("n") or 1
+        if best_of is None or "n" not in info.data:
+            return best_of
+        if best_of < n:
+            raise ValueError(f"must be at least n, which is {n}, not {best_of}")
+        if best_of > max(n, MAX_BEST_OF):
+            raise ValueError(f"must be at most {max(n, MAX_BEST_OF)}, not {best_of}")
+        if best_of > n and info.data.get("stream"):
+            raise ValueError(f"the best of {best_of} are known only at the end: a stream needs best_of = n = {n}")
+        return best_of
+
+    @property
+    def num_samples(self) -> int:
+        return self.best_of or self.num_choices
 
     @model_validator(mode="before")
     @classmethod
@@ -248,7 +288,7 @@ class ChatMessage(_Body):
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions: one choice."""
+    """POST /v1/chat/completions: ``n`` choices."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)

@@ -7,13 +7,17 @@ generation starts when its stream is first read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from engine.client import EngineError
-from engine.messages import EngineReady, EngineRequest
+from engine.client import EngineClient, EngineError
+from engine.messages import EngineReady, EngineRequest, RequestDelta
 from server.errors import bad_request, from_engine
-from server.generation import Generation, GenerationGroup
+from server.generation import Generation
+from server.generation_group import GenerationGroup, PromptSamples
 from server.openai.protocol import GenerationBody
 from server.state import ServerState
 from server.text.errors import TextError
@@ -21,6 +25,7 @@ from server.text.tokenizer import Tokenizer
 
 # Above this many characters a text is tokenized in a thread, so that other streams flow on.
 INLINE_CHARACTERS = 4096
+MAX_SEQUENCES = 1024  # of one API request: prompts times samples
 
 
 def new_id(prefix: str) -> str:
@@ -47,7 +52,26 @@ def check_vocabulary(token_ids: Sequence[int], ready: EngineReady, param: str) -
         raise bad_request(message, param)
 
 
-def choose_max_tokens(state: ServerState, num_prompt_tokens: int, wanted: int | None, default: int | None) -> int:
+def check_num_samples(body: GenerationBody, ready: EngineReady, num_prompts: int) -> None:
+    """ApiError 400 for more samples of a prompt than can run at once, or more sequences than a request may have."""
+    param = "best_of" if body.num_samples > body.num_choices else "n"
+    if body.num_samples > ready.max_num_seqs:
+        message = (
+            f"{param}: {body.num_samples} samples of one prompt, but at most {ready.max_num_seqs} sequences run at "
+            "once here (--max-num-seqs)"
+        )
+        raise bad_request(message, param)
+    if num_prompts * body.num_samples > MAX_SEQUENCES:
+        message = (
+            f"{param}: {num_prompts} prompts with {body.num_samples} samples each make "
+            f"{num_prompts * body.num_samples} sequences; a request has at most {MAX_SEQUENCES}"
+        )
+        raise bad_request(message, param)
+
+
+def choose_max_tokens(
+    state: ServerState, num_prompt_tokens: int, wanted: int | None, default: int | None, *, rotates: bool
+) -> int:
     """Most new tokens of one sequence.
 
     ``wanted`` is taken at its word: ApiError 400 when prompt and output could never fit together. Without it,
@@ -56,36 +80,56 @@ def choose_max_tokens(state: ServerState, num_prompt_tokens: int, wanted: int | 
     try:
         if wanted is None:
             room = max(state.client.max_new_tokens(num_prompt_tokens), 1)
-            wanted = room if default is None else min(default, room)
-        state.client.check_fits(num_prompt_tokens, wanted)
+            wanted = room if default is None else default if rotates else min(default, room)
+        state.client.check_fits(num_prompt_tokens, wanted, rotates=rotates)
     except EngineError as error:
         raise from_engine(error) from None
     return wanted
 
 
-def prepare(
-    state: ServerState,
-    tokenizer: Tokenizer,
-    body: GenerationBody,
-    request_id: str,
-    prompts: Sequence[tuple[list[int], int]],
-    stops: Sequence[str],
-    arrived: float,
-) -> GenerationGroup:
-    """One generation for each (prompt token ids, max_tokens)."""
-    return GenerationGroup(
-        [
-            Generation(
-                state,
-                tokenizer,
-                EngineRequest(
-                    request_id=f"{request_id}-{index}",
-                    prompt_token_ids=prompt_token_ids,
-                    sampling=body.sampling(max_tokens),
-                ),
-                stops,
-                arrived,
-            )
-            for index, (prompt_token_ids, max_tokens) in enumerate(prompts)
-        ]
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What all sequences of one API request share. ``salt`` is the request's own and its API key's, together."""
+
+    state: ServerState
+    tokenizer: Tokenizer
+    body: GenerationBody
+    request_id: str
+    stops: Sequence[str]
+    salt: str
+    arrived: float
+
+    def prepare(self, prompts: Sequence[tuple[list[int], int]]) -> GenerationGroup:
+        """The samples of each (prompt token ids, max_tokens)."""
+        return GenerationGroup([self._samples(index, *prompt) for index, prompt in enumerate(prompts)])
+
+    def _samples(self, index: int, prompt_token_ids: list[int], max_tokens: int) -> PromptSamples:
+        client = self.state.client
+        first, *others = [f"{self.request_id}-{index}-{number}" for number in range(self.body.num_samples)]
+        request = EngineRequest(
+            request_id=first,
+            prompt_token_ids=prompt_token_ids,
+            sampling=self.body.sampling(max_tokens),
+            children=others,
+            cache_salt=self.salt,
+            rotates=self.body.rotates,
+        )
+        begun = asyncio.Event()
+        sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]
+        generations = [Generation(self.state, self.tokenizer, source, self.stops, self.arrived) for source in sources]
+        return PromptSamples(len(prompt_token_ids), generations, self.body.num_choices)
+
+
+async def _begin(client: EngineClient, request: EngineRequest, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:
+    """The deltas of a request; ``begun`` once its children can be followed."""
+    async with contextlib.aclosing(client.generate(request)) as deltas:
+        begun.set()  # who waits for it runs after this task's next pause, when the engine has the request
+        async for delta in deltas:
+            yield delta
+
+
+async def _follow(client: EngineClient, child_id: str, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:
+    await begun.wait()
+    async with contextlib.aclosing(client.follow(child_id)) as deltas:
+        async for delta in deltas:
+            yield delta

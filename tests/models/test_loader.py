@@ -20,7 +20,7 @@ from models.checkpoint import resolve_checkpoint
 from models.errors import CheckpointError
 from models.gguf_file import GGUFFile
 from models.gguf_weights import dequantized
-from models.loader import load_model, weight_bytes
+from models.loader import load_model
 from models.model import CausalLM
 
 CPU = torch.device("cpu")
@@ -40,6 +40,12 @@ def load(
 
 def values(model: CausalLM) -> Weights:
     return {name: parameter.view.clone() for name, parameter in model.parameters().items()}
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights stay plain, as on CPUs that cannot pack them, and can be read back."""
+    monkeypatch.setattr("models.layers._packed_weight", lambda weight: None)
 
 
 @pytest.fixture
@@ -92,6 +98,7 @@ def write_gguf(directory: Path, path: Path, architecture: str, matrices: Quantiz
     return path
 
 
+@pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 @pytest.mark.parametrize("quantization", [Quantization.F32, Quantization.F16, Quantization.BF16, Quantization.Q8_0])
 def test_a_gguf_file_gives_the_weights_of_its_hugging_face_original(
@@ -108,6 +115,32 @@ def test_a_gguf_file_gives_the_weights_of_its_hugging_face_original(
         assert torch.equal(ours[name], stored), name
 
 
+@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this build of torch packs nothing")
+@pytest.mark.parametrize("stored_as", ["gguf", "safetensors"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_loaded_model_is_packed_and_gives_the_logits_of_plain_weights(
+    architecture: str,
+    stored_as: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    paged_logits: Callable[..., list[torch.Tensor]],
+) -> None:
+    path: Path = request.getfixturevalue(f"tiny_{architecture}_dir")
+    if stored_as == "gguf":
+        path = write_gguf(path, tmp_path / "m.gguf", architecture, Quantization.F32)
+    packed = load(path)
+    monkeypatch.setattr("models.layers._packed_weight", lambda weight: None)
+    plain = load(path)
+    left = {name for name in plain.parameters() if "norm" in name or "embed" in name}
+    assert set(packed.parameters()) == left
+    table = plain.parameters()["model.embed_tokens.weight"].view
+    assert packed.weight_bytes() - plain.weight_bytes() == (table.nbytes if architecture == "gemma3" else 0)
+    rows = [[0, 20, 40]]
+    [ours], [theirs] = (paged_logits(m, [PROMPT], rows, chunk=16, dtype=torch.float32) for m in (packed, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-4)
+
+
 @pytest.mark.parametrize("quantization", [Quantization.Q8_0, Quantization.Q4_0, Quantization.Q5_0])
 def test_dequantised_rows_are_those_of_the_gguf_library(quantization: Quantization) -> None:
     rows = quantize(np.random.default_rng(3).normal(size=(37, 96)).astype(np.float32), quantization)
@@ -121,9 +154,11 @@ def test_the_embedding_of_the_default_model_is_that_of_the_gguf_library(default_
     rows = slice(200_000, 200_100)
     expected = torch.from_numpy(dequantize(tensor.data[rows], tensor.quantization))
     assert torch.equal(model.parameters()["model.embed_tokens.weight"].view[rows], expected)
-    assert weight_bytes(model) == 4 * (268_098_176 + 18 * 3 * 256)  # q and k norms are kept once per head
+    copied = 262_144 * 640  # the tied table is packed for the head beside the rows of the embedding
+    assert model.weight_bytes() == 4 * (268_098_176 + 18 * 3 * 256 + copied)  # q and k norms are kept once per head
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_shards_of_an_index_give_the_weights_of_one_file(llama_copy: Path, tiny_llama_dir: Path) -> None:
     weights = load_file(llama_copy / "model.safetensors")
     (llama_copy / "model.safetensors").unlink()
@@ -137,6 +172,7 @@ def test_shards_of_an_index_give_the_weights_of_one_file(llama_copy: Path, tiny_
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_weights_are_rounded_once_to_the_model_dtype_and_norms_stay_float32(tiny_gemma3_dir: Path) -> None:
     stored = load_file(tiny_gemma3_dir / "model.safetensors")
     ours = values(load(tiny_gemma3_dir, torch.bfloat16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.types import Message
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.messages import EngineReady, EngineRequest, EngineStats, GroupUsage, RequestDelta
+from engine.messages import EngineReady, EngineRequest, EngineStats, GroupUsage, Ledger, RequestDelta
 from scheduler.request import FinishReason
 from server.app import create_app
 from server.state import ServerState
@@ -31,19 +32,33 @@ NUM_PAGES = 20  # of 16 tokens, so 319 or so tokens of one sequence
 Step = RequestDelta | Exception | asyncio.Event | Callable[[], object]
 
 
+def make_group(name: str, **changes: int) -> GroupUsage:
+    """Pages of a layer group, 1,024 bytes each; what is not given is 0."""
+    fields = dict.fromkeys(("cached", "held", "shared", "evicted", "held_slots", "wasted_slots"), 0) | changes
+    return GroupUsage(name=name, bytes_held=1024 * fields["held"], **fields)
+
+
 def make_stats(**changes: Any) -> EngineStats:
     fields: dict[str, Any] = {
         "pages_total": NUM_PAGES,
         "pages_free": NUM_PAGES,
         "page_bytes": 1024,
-        "groups": [GroupUsage(name="full", cached=0, held=0, bytes_held=0)],
+        "groups": [make_group("full")],
+        "oldest_cached_seconds": 0.0,
+        "host_pages_total": 0,
+        "host_pages_free": 0,
+        "host_pages_swapped": 0,
         "running": 0,
         "waiting": 0,
         "preemptions": 0,
+        "swaps": 0,
+        "rotations": 0,
         "prompt_tokens": 0,
         "cached_prompt_tokens": 0,
+        "missed_prompt_tokens": {},
         "recomputed_tokens": 0,
         "generation_tokens": 0,
+        "page_seconds": 0.0,
         "steps": 0,
         "step_seconds": 0.0,
         "audit_failures": 0,
@@ -77,14 +92,16 @@ def make_ready(**changes: Any) -> EngineReady:
 
 
 class ScriptedEngine(EngineClient):
-    """EngineClient without a process: each request takes the next script, and what happened to it is kept.
+    """EngineClient without a process: each sequence takes the next script, and what happened to it is kept.
 
     A step of a script is a delta to yield, an exception to raise, an event to wait for, or a function to call. Without
-    a script a request gets "abc" again and again up to its max_tokens.
+    a script a sequence gets "abc" again and again up to its max_tokens. A request with children takes the scripts of
+    the whole family at once: its own first, then each child's.
     """
 
     make_ready = staticmethod(make_ready)
     make_stats = staticmethod(make_stats)
+    make_group = staticmethod(make_group)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(EngineConfig(model="tiny"))
@@ -94,15 +111,26 @@ class ScriptedEngine(EngineClient):
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.silence = 0.0
+        self._playing: dict[str, list[Step]] = {}
 
     @property
     def silent_seconds(self) -> float:
         return self.silence
 
     def answer(
-        self, text: str, finish: FinishReason | None = FinishReason.LENGTH, *, per_delta: int = 1, cached: int = 0
+        self,
+        text: str,
+        finish: FinishReason | None = FinishReason.LENGTH,
+        *,
+        per_delta: int = 1,
+        cached: int = 0,
+        logprob: float = 0.0,
+        ledger: Ledger | None = None,
     ) -> list[Step]:
-        """Queue and return the script of an answer, some tokens (bytes) at a time, then EOS if it ends by stop."""
+        """Queue and return the script of an answer, some tokens (bytes) at a time, then EOS if it ends by stop.
+
+        ``logprob`` is that of each delta.
+        """
         ids = self.tokenizer.encode(text) + ([END] if finish is FinishReason.STOP else [])
         cuts = [ids[start : start + per_delta] for start in range(0, len(ids), per_delta)]
         script: list[Step] = [
@@ -111,6 +139,8 @@ class ScriptedEngine(EngineClient):
                 token_ids=cut,
                 num_cached_tokens=cached,
                 finish_reason=finish if number == len(cuts) else None,
+                logprob=logprob,
+                ledger=ledger if number == len(cuts) else None,
             )
             for number, cut in enumerate(cuts, 1)
         ]
@@ -120,13 +150,25 @@ class ScriptedEngine(EngineClient):
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         self._serving()
         self.requests.append(request)
-        if not self.scripts:
-            self.answer(("abc" * request.sampling.max_tokens)[: request.sampling.max_tokens])
-        script = self.scripts.pop(0)
-        self._collectors[request.request_id] = None  # type: ignore[assignment]
+        for name in (request.request_id, *request.children):
+            if not self.scripts:
+                self.answer(("abc" * request.sampling.max_tokens)[: request.sampling.max_tokens])
+            self._playing[name] = self.scripts.pop(0)
+            self._collectors[name] = None  # type: ignore[assignment]
+        self._unfollowed.update(request.children)
+        try:
+            async with contextlib.aclosing(self._deltas(request.request_id)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        finally:
+            for name in self._unfollowed.intersection(request.children):
+                self._unfollowed.discard(name)
+                self._abandon(name)
+
+    async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:
         over = False
         try:
-            for step in script:
+            for step in self._playing.pop(request_id):
                 await asyncio.sleep(0)
                 if isinstance(step, Exception):
                     over = True
@@ -139,9 +181,14 @@ class ScriptedEngine(EngineClient):
                 else:
                     step()
         finally:
-            del self._collectors[request.request_id]
-            if not over:
-                self.aborted.append(request.request_id)
+            if over:
+                del self._collectors[request_id]
+            else:
+                self._abandon(request_id)
+
+    def _abandon(self, request_id: str) -> None:
+        del self._collectors[request_id]
+        self.aborted.append(request_id)
 
 
 @pytest.fixture(scope="session")

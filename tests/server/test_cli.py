@@ -46,7 +46,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--host --port --served-model-name --dtype --kv-cache-dtype --device --max-model-len --max-num-seqs "
         "--max-num-batched-tokens --block-size --gpu-memory-utilization --kv-cache-memory-bytes "
         "--num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template "
-        "--revision --max-request-bytes --shutdown-timeout --engine-silence-limit"
+        "--revision --api-key --swap-space --max-request-bytes --shutdown-timeout --engine-silence-limit"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -61,7 +61,7 @@ def test_every_flag_of_the_engine_arrives() -> None:
     arguments = (
         "serve m --dtype float32 --kv-cache-dtype fp8 --device cpu --max-model-len 100 --max-num-seqs 3 "
         "--max-num-batched-tokens 64 --block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 "
-        "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7"
+        "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7 --swap-space 0.5"
     )
     options = cli._options(cli._parser().parse_args(arguments.split()))
     assert options.model == "m"
@@ -78,6 +78,7 @@ def test_every_flag_of_the_engine_arrives() -> None:
         kv_cache_memory_bytes=1000,
         num_gpu_blocks_override=9,
         enable_prefix_caching=False,
+        swap_space_bytes=2**29,
         threads=2,
         seed=7,
     )
@@ -97,10 +98,31 @@ def test_every_flag_of_the_engine_arrives() -> None:
         (["--shutdown-timeout", "nan"], "--shutdown-timeout nan"),
         (["--engine-silence-limit", "0"], "--engine-silence-limit 0"),
         (["--served-model-name", ""], "--served-model-name"),
+        *((["--api-key", key], "--api-key") for key in ("", "two words", "schlüssel", "tab\there")),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(capsys: pytest.CaptureFixture[str], arguments, named) -> None:
     assert named in fails(capsys, *arguments)
+
+
+def test_a_key_that_cannot_work_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "secret" not in fails(capsys, "--api-key", "secret key")
+
+
+@pytest.mark.parametrize("size", ["-1", "nan", "inf", "1e400", "much", ""])
+def test_a_swap_space_that_is_no_size_is_wrong_usage(capsys: pytest.CaptureFixture[str], size) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["serve", f"--swap-space={size}"])
+    assert exit_.value.code == 2
+    assert "must be a number of GiB, 0 or more" in capsys.readouterr().err
+
+
+def test_keys_come_from_flags_and_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", " third,fourth ,,")
+    options = cli._options(cli._parser().parse_args(["serve", "--api-key", "first", "--api-key", "second"]))
+    options.validate()
+    assert options.api_keys == ("first", "second", "third", "fourth")
+    assert not any(key in repr(options) for key in options.api_keys)
 
 
 def test_a_path_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from prometheus_client.parser import text_string_to_metric_families
 
+from block_manager.prefix_index import MissReason
 from engine.client import EngineState
-from engine.messages import GroupUsage
 from scheduler.request import FinishReason
-from server.metrics import EngineCounters
+from server.engine_metrics import MISS_REASONS, EngineCounters
 
 
 async def test_i07_every_series_is_there_before_the_first_request_and_0(api, engine) -> None:
@@ -18,7 +20,6 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
         (sample.name, tuple(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if not sample.name.endswith("_created")
     }
     assert set(samples.values()) == {0.0}
     names = {name for name, _ in samples}
@@ -35,10 +36,15 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
         "octavo_requests_in_flight",
         "octavo_preemptions_total",
         "octavo_prompt_tokens_total",
-        "octavo_cached_prompt_tokens_total",
+        "octavo_prefix_cache_hits_tokens_total",
         "octavo_recomputed_tokens_total",
         "octavo_generation_tokens_total",
         "octavo_steps_total",
+        "octavo_kv_oldest_cached_seconds",
+        "octavo_swaps_total",
+        "octavo_rotations_total",
+        "octavo_page_seconds_total",
+        "octavo_prefix_cache_queries_tokens_total",
         "octavo_time_to_first_token_seconds_bucket",
         "octavo_inter_token_latency_seconds_bucket",
         "octavo_e2e_request_latency_seconds_bucket",
@@ -51,12 +57,73 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
     }
 
 
+async def test_every_reason_of_a_miss_and_every_state_of_a_host_page_is_there_from_the_start(api, engine) -> None:
+    engine.ready = engine.stats = None
+    for reason in MissReason:
+        assert await api.metric(f'octavo_prefix_cache_missed_tokens_total{{reason="{reason}"}}') == 0
+    for state in ("free", "prefix", "swapped"):
+        assert await api.metric(f'octavo_host_pages{{state="{state}"}}') == 0
+    assert list(MISS_REASONS) == list(MissReason)
+
+
+async def test_names_tell_type_and_unit_as_prometheus_asks(api) -> None:
+    await api.completion()
+    text = (await api.http.get("/metrics")).text
+    families = list(text_string_to_metric_families(text))
+    assert "_created" not in text
+    for family in families:
+        assert re.fullmatch("octavo(_[a-z0-9]+)+", family.name)
+        assert family.documentation.endswith((".", "error"))
+        words = family.name.split("_")
+        assert not {"counter", "gauge", "histogram", "milliseconds", "ms", "kib", "gib", "percent"} & set(words)
+        if family.type == "counter":
+            assert all(sample.name == f"{family.name}_total" for sample in family.samples)
+        else:
+            assert words[-1] not in ("total", "count", "sum", "bucket")
+        if family.type == "histogram":
+            assert words[-1] == "seconds"
+
+
+async def test_what_groups_share_and_waste_is_told_by_group(api, engine) -> None:
+    engine.stats = engine.make_stats(
+        groups=[
+            engine.make_group("full", held=7, shared=3, evicted=11, held_slots=112, wasted_slots=28),
+            engine.make_group("sliding", evicted=5),
+        ],
+        oldest_cached_seconds=12.5,
+    )
+    values = {"shared_pages": (3, 0), "held_slots": (112, 0), "wasted_slots": (28, 0), "wasted_slots_ratio": (0.25, 0)}
+    values["evicted_pages_total"] = (11, 5)
+    for name, (full, sliding) in values.items():
+        assert await api.metric(f'octavo_kv_{name}{{group="full"}}') == full
+        assert await api.metric(f'octavo_kv_{name}{{group="sliding"}}') == sliding
+    assert await api.metric("octavo_kv_oldest_cached_seconds") == 12.5
+
+
+async def test_host_pages_are_free_prefixes_or_swapped(api, engine) -> None:
+    engine.stats = engine.make_stats(host_pages_total=10, host_pages_free=4, host_pages_swapped=1)
+    assert await api.metric('octavo_host_pages{state="free"}') == 4
+    assert await api.metric('octavo_host_pages{state="prefix"}') == 5
+    assert await api.metric('octavo_host_pages{state="swapped"}') == 1
+
+
+async def test_queries_of_the_prefix_cache_are_its_hits_and_its_misses(api, engine) -> None:
+    missed = {"too_short": 1, "never_seen": 20, "evicted": 300, "salt": 4000, "disabled": 50_000}
+    engine.stats = engine.make_stats(
+        prompt_tokens=600_000 + sum(missed.values()), cached_prompt_tokens=600_000, missed_prompt_tokens=missed
+    )
+    for reason, tokens in missed.items():
+        assert await api.metric(f'octavo_prefix_cache_missed_tokens_total{{reason="{reason}"}}') == tokens
+    assert await api.metric("octavo_prefix_cache_hits_tokens_total") == 600_000
+    assert await api.metric("octavo_prefix_cache_queries_tokens_total") == 604_321
+
+
 async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) -> None:
     engine.stats = engine.make_stats(
         pages_free=5,
         groups=[
-            GroupUsage(name="full", cached=2, held=7, bytes_held=7168),
-            GroupUsage(name="sliding", cached=3, held=3, bytes_held=3072),
+            engine.make_group("full", cached=2, held=7),
+            engine.make_group("sliding", cached=3, held=3),
         ],
         running=2,
         waiting=4,
@@ -114,6 +181,22 @@ async def test_counters_go_on_when_a_new_engine_process_starts_at_0(api, engine)
     engine.stats = engine.make_stats(generation_tokens=200, steps=70)  # more than the one before it had
     assert await api.metric("octavo_generation_tokens_total") == 300
     assert await api.metric("octavo_steps_total") == 130
+
+
+async def test_labelled_counters_go_on_too(api, engine) -> None:
+    group, missed = 'octavo_kv_evicted_pages_total{group="full"}', "octavo_prefix_cache_missed_tokens_total"
+    engine.stats = engine.make_stats(
+        groups=[engine.make_group("full", evicted=9)], missed_prompt_tokens={"evicted": 30, "salt": 2}, page_seconds=1.5
+    )
+    assert await api.metric(group) == 9
+    engine.ready = engine.make_ready()
+    engine.stats = engine.make_stats(
+        groups=[engine.make_group("full", evicted=1)], missed_prompt_tokens={"evicted": 4}, page_seconds=0.25
+    )
+    assert await api.metric(group) == 10
+    assert await api.metric(f'{missed}{{reason="evicted"}}') == 34
+    assert await api.metric(f'{missed}{{reason="salt"}}') == 2
+    assert await api.metric("octavo_page_seconds_total") == 1.75
 
 
 async def test_what_an_engine_did_before_it_died_is_counted_without_a_scrape_between(api, engine) -> None:

@@ -31,6 +31,12 @@ def test_the_table_says_what_was_loaded_where_and_how_long_it_took(engine) -> No
     }
 
 
+def test_host_memory_is_in_the_table_where_there_is_some(engine) -> None:
+    ready = engine.make_ready(stats=engine.make_stats(host_pages_total=5_000_000, host_pages_free=5_000_000))
+    table = startup_table("org/tiny", ready, {}, 1.0, "http://127.0.0.1:8000")
+    assert "  host memory  5.12 GB in 5,000,000 pages" in table.splitlines()
+
+
 def test_the_demo_model_is_announced_with_its_terms_and_as_a_base_model(capsys: pytest.CaptureFixture[str]) -> None:
     announce(Checkpoint("demo", Path("x.gguf"), CheckpointFormat.GGUF, notice="The terms: here", is_demo=True))
     terms, base = capsys.readouterr().err.splitlines()

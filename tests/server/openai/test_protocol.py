@@ -69,8 +69,6 @@ async def test_values_at_the_limits_are_taken(api, fields) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        *(("n", value) for value in (0, 2, 100000, "1", True)),
-        ("best_of", 3),
         ("echo", True),
         ("suffix", "end"),
         *(("logprobs", value) for value in (0, 1, 21, -1, True)),
@@ -97,7 +95,6 @@ async def test_a16_a21_a26_what_is_not_supported_in_completions_is_refused_by_na
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
         ("logprobs", True),
         ("top_logprobs", 21),
         ("presence_penalty", 1),

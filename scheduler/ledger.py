@@ -1,0 +1,44 @@
+"""RequestLedger: what one request cost in pages and work, from its first admission to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from block_manager.usage import SequenceUsage
+
+
+@dataclass(slots=True)
+class RequestLedger:
+    """Pages over all its turns of running, and tokens that were, or were not, computed for it.
+
+    ``preempted_by`` names the request that its pages were taken for, once per preemption; ``swaps`` says how many of
+    those moved its pages to the host instead of giving up their contents. ``held_pages`` is as of the last look.
+    """
+
+    held_pages: int = 0
+    peak_pages: int = 0
+    page_seconds: float = 0.0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    rotations: int = 0
+    swaps: int = 0
+    preempted_by: list[str] = field(default_factory=list)
+
+    def close_turn(self, usage: SequenceUsage) -> None:
+        """It gave its pages back."""
+        self.held_pages = 0
+        self.peak_pages = max(self.peak_pages, usage.peak_pages)
+        self.page_seconds += usage.page_seconds
+
+    def seen_running(self, usage: SequenceUsage) -> RequestLedger:
+        """A copy that includes the turn that is still running."""
+        return RequestLedger(
+            held_pages=usage.held_pages,
+            peak_pages=max(self.peak_pages, usage.peak_pages),
+            page_seconds=self.page_seconds + usage.page_seconds,
+            cached_tokens=self.cached_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            rotations=self.rotations,
+            swaps=self.swaps,
+            preempted_by=list(self.preempted_by),
+        )

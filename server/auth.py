@@ -1,0 +1,90 @@
+"""API keys: who may use /v1, and whose cached prompts are whose.
+
+Knows keys by their digests only. Invariants: a key is compared in a time that tells nothing of it, and is neither
+logged nor sent anywhere; requests under different keys never have the same salt, so that none finds another's pages,
+and cannot measure by time or by count what another has sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError
+
+SALT_DOMAIN = b"octavo cache salt of an API key\0"
+
+
+class ApiKeys:
+    """The keys of one server; without any, everybody may use it and shares what is cached."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        encoded = [key.encode() for key in keys]
+        self._salts = [(_digest(key), hashlib.sha256(SALT_DOMAIN + key).hexdigest()) for key in encoded]
+
+    def __bool__(self) -> bool:
+        return bool(self._salts)
+
+    def salt(self, authorization: str | None, cache_salt: str | None) -> str:
+        """The salt of a request with this header and this ``cache_salt`` of its own; "" is what all share.
+
+        ApiError 401 when keys are configured and the header has none of them.
+        """
+        own = cache_salt or ""
+        if not self._salts:
+            return own
+        # the key's part has a fixed length, so no two pairs read the same
+        return f"{self._key_salt(authorization)}:{own}"
+
+    def check(self, authorization: str | None) -> None:
+        """ApiError 401 when keys are configured and the header has none of them."""
+        if self._salts:
+            self._key_salt(authorization)
+
+    def _key_salt(self, authorization: str | None) -> str:
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise _unauthorized("an API key is needed: send the header Authorization: Bearer KEY")
+        presented = _digest(key.strip().encode())
+        found = None
+        for digest, salt in self._salts:  # all of them, whichever fits
+            if hmac.compare_digest(digest, presented):
+                found = salt
+        if found is None:
+            raise _unauthorized("the API key is not one of this server's")
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+class RequireApiKey:
+    """ASGI middleware: answers 401 to a request under /v1 without a valid key, before its body is read."""
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
+            try:
+                self._keys.check(_authorization(scope))
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _authorization(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return str(value, "latin-1")
+    return None

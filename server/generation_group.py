@@ -1,0 +1,117 @@
+"""GenerationGroup: the sequences of one API request, as one stream or as its choices.
+
+Knows which sequences belong to one prompt and which of them answer it; knows neither HTTP nor JSON. Invariants: a
+prompt is counted once, however many samples it has; every token generated is counted, those of discarded samples too;
+when a stream is closed, every sequence of it has ended, those that had not begun included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+
+from server.generation import Generation, TextDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request; prompt tokens include the cached ones."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def body(self) -> dict[str, object]:
+        """The API's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSamples:
+    """The samples of one prompt, the first of which reads it; the best ``num_choices`` of them are its choices."""
+
+    num_prompt_tokens: int
+    generations: Sequence[Generation]
+    num_choices: int
+
+    def choose(self) -> list[int]:
+        """Places of the choices among the samples: all in order, or the best by mean log probability, best first."""
+        places = list(range(len(self.generations)))
+        if self.num_choices < len(places):
+            places.sort(key=lambda place: -self.generations[place].mean_logprob)
+        return places[: self.num_choices]
+
+
+class GenerationGroup:
+    """The samples of all prompts of one API request, in the order of the prompts."""
+
+    def __init__(self, prompts: Sequence[PromptSamples]) -> None:
+        self._prompts = prompts
+        self._generations = [generation for prompt in prompts for generation in prompt.generations]
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far, summed over the prompts."""
+        return Usage(
+            prompt_tokens=sum(prompt.num_prompt_tokens for prompt in self._prompts),
+            completion_tokens=sum(generation.num_completion_tokens for generation in self._generations),
+            cached_tokens=sum(prompt.generations[0].num_cached_tokens for prompt in self._prompts),
+        )
+
+    async def stream(self) -> AsyncGenerator[tuple[int, TextDelta]]:
+        """(number of the sample, delta) as they come; the first failure ends all. Close it to abort what still runs.
+
+        Where every sample is a choice, the number is the choice's index.
+        """
+        if len(self._generations) == 1:
+            async with contextlib.aclosing(self._generations[0].stream()) as deltas:
+                async for delta in deltas:
+                    yield 0, delta
+            return
+        # Bounded, so that a slow reader slows the reading of the engine's collectors, where deltas merge.
+        queue: asyncio.Queue[tuple[int, TextDelta | Exception]] = asyncio.Queue(maxsize=len(self._generations))
+        tasks = [asyncio.create_task(_pump(index, one, queue)) for index, one in enumerate(self._generations)]
+        try:
+            unfinished = len(tasks)
+            while unfinished:
+                index, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                unfinished -= item.finish_reason is not None
+                yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def collect(self) -> list[TextDelta]:
+        """Each choice's whole text and how it ended, prompt by prompt."""
+        texts: list[list[str]] = [[] for _ in self._generations]
+        lasts = [TextDelta("")] * len(texts)
+        async with contextlib.aclosing(self.stream()) as deltas:
+            async for number, delta in deltas:
+                texts[number].append(delta.text)
+                lasts[number] = delta
+        choices = []
+        first = 0
+        for prompt in self._prompts:
+            numbers = [first + place for place in prompt.choose()]
+            choices += [replace(lasts[number], text="".join(texts[number])) for number in numbers]
+            first += len(prompt.generations)
+        return choices
+
+
+async def _pump(index: int, generation: Generation, queue: asyncio.Queue[tuple[int, TextDelta | Exception]]) -> None:
+    try:
+        async with contextlib.aclosing(generation.stream()) as deltas:
+            async for delta in deltas:
+                await queue.put((index, delta))
+    except Exception as error:
+        await queue.put((index, error))

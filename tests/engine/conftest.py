@@ -1,0 +1,69 @@
+"""Real engines over tiny models, in this process, with as many or as few pages as a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.messages import EngineRequest, EngineStats, RequestDelta, SamplingParams
+from engine.startup import StageTimes, build_engine
+
+
+class Rig:
+    """One engine. ``run`` checks at its end that every page is free or cached and that the audit is clean."""
+
+    def __init__(self, model: Path, settings: dict[str, object]) -> None:
+        config = EngineConfig(model=str(model), dtype="float32", audit_interval=1, threads=1, **settings)
+        self.engine: Engine = build_engine(config, StageTimes(), lambda progress: None)[0]
+        self.deltas: dict[str, list[RequestDelta]] = {}
+
+    def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: object) -> None:
+        """A request that runs to its length, greedy unless ``sampling`` fields say otherwise."""
+        sampling = {"temperature": 0.0, "ignore_eos": True, **fields.pop("sampling", {})}
+        self.engine.submit(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+                **fields,
+            )
+        )
+
+    def step(self) -> None:
+        for delta in self.engine.step().deltas:
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+
+    def run(self) -> None:
+        while self.engine.has_work:
+            self.step()
+        stats = self.stats
+        assert self.engine.audit() == []
+        assert self.engine.stats().audit_failures == 0
+        assert stats.pages_free + sum(group.cached for group in stats.groups) == stats.pages_total
+        assert stats.host_pages_swapped == 0
+
+    def alone(self, request_id: str, prompt: list[int], max_tokens: int, **fields: object) -> list[int]:
+        """The tokens of a request with the engine to itself."""
+        self.submit(request_id, prompt, max_tokens, **fields)
+        self.run()
+        assert self.last(request_id).error is None
+        return self.tokens(request_id)
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for delta in self.deltas[request_id] for token in delta.token_ids]
+
+    def last(self, request_id: str) -> RequestDelta:
+        return self.deltas[request_id][-1]
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+
+@pytest.fixture
+def rig() -> Callable[..., Rig]:
+    return lambda model, **settings: Rig(model, settings)

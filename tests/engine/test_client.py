@@ -1,0 +1,128 @@
+"""The client with a real engine process: deltas, samples, aborts, refusals, and a process that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from engine.client import (
+    EngineClient,
+    EngineDied,
+    EngineStartError,
+    EngineState,
+    EngineUnavailable,
+    RequestTooLarge,
+)
+from engine.config import EngineConfig
+from engine.messages import EngineRequest, RequestDelta, SamplingParams
+from scheduler.request import FinishReason
+
+
+@pytest.fixture
+async def client(tiny_llama_dir: Path) -> AsyncGenerator[EngineClient]:
+    config = EngineConfig(model=str(tiny_llama_dir), dtype="float32", num_gpu_blocks_override=40, threads=1)
+    client = EngineClient(config)
+    await client.start()
+    yield client
+    await client.close()
+    assert client.num_in_flight == 0
+
+
+def request(request_id: str, max_tokens: int, *children: str) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return EngineRequest(request_id=request_id, prompt_token_ids=[1, 2, 3], sampling=sampling, children=list(children))
+
+
+async def collect(deltas: AsyncGenerator[RequestDelta]) -> list[RequestDelta]:
+    return [delta async for delta in deltas]
+
+
+async def idle(client: EngineClient) -> None:
+    """Until the engine has said that nothing runs and no page is held."""
+    async with asyncio.timeout(20):
+        while client.stats.running or client.stats.waiting or sum(group.held for group in client.stats.groups):
+            await asyncio.sleep(0.01)
+
+
+async def test_deltas_merge_while_nobody_reads_and_end_once(client: EngineClient) -> None:
+    deltas = client.generate(request("a", 50))
+    first = await anext(deltas)
+    await idle(client)
+    rest = await collect(deltas)
+    assert len(rest) == 1
+    assert len(first.token_ids) + len(rest[0].token_ids) == 50
+    assert rest[0].finish_reason is FinishReason.LENGTH
+    assert client.num_in_flight == 0
+    assert client.silent_seconds == 0.0
+
+
+async def test_children_are_followed_beside_their_parent(client: EngineClient) -> None:
+    parent = asyncio.create_task(collect(client.generate(request("p", 5, "c1", "c2"))))
+    await asyncio.sleep(0)
+    family = await asyncio.gather(parent, collect(client.follow("c1")), collect(client.follow("c2")))
+    tokens = [[token for delta in deltas for token in delta.token_ids] for deltas in family]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert len(tokens[0]) == 5
+    with pytest.raises(ValueError, match="c1"):
+        await anext(client.follow("c1"))
+
+
+async def test_closing_a_parent_aborts_it_and_the_children_nobody_follows(client: EngineClient) -> None:
+    async with contextlib.aclosing(client.generate(request("p", 500, "c1", "c2"))) as deltas:
+        await anext(deltas)
+        assert client.num_in_flight == 3
+    assert client.num_in_flight == 0
+    await idle(client)
+    assert client.stats.generation_tokens < 1500
+
+
+async def test_an_id_in_flight_is_refused(client: EngineClient) -> None:
+    async with contextlib.aclosing(client.generate(request("a", 500))) as deltas:
+        await anext(deltas)
+        with pytest.raises(ValueError, match="in flight"):
+            await anext(client.generate(request("a", 5)))
+
+
+async def test_what_never_fits_is_known_before_it_is_sent(client: EngineClient) -> None:
+    # 40 pages of 16 are 640 slots, and the last token of an answer needs none; the context is 2048
+    client.check_fits(600, 41)
+    assert client.max_new_tokens(600) == 41
+    with pytest.raises(RequestTooLarge, match=r"41 KV pages.*40") as pool:
+        client.check_fits(600, 42)
+    with pytest.raises(RequestTooLarge, match="2048") as context:
+        client.check_fits(2048, 1)
+    assert (pool.value.code, context.value.code) == ("kv_capacity_exceeded", "context_length_exceeded")
+    client.check_fits(600, 100_000, rotates=True)
+
+
+async def test_d17_a_dead_engine_fails_what_is_in_flight_and_starts_again(client: EngineClient) -> None:
+    assert client._process is not None
+    first_pid = client._process.pid
+    os.kill(first_pid, signal.SIGSTOP)
+    tasks = [asyncio.create_task(collect(client.generate(request(name, 5)))) for name in "ab"]
+    await asyncio.sleep(0)
+    os.kill(first_pid, signal.SIGKILL)
+    for task in tasks:
+        with pytest.raises(EngineDied):
+            await task
+    with pytest.raises(EngineUnavailable, match="restarting"):
+        await anext(client.generate(request("c", 5)))
+    async with asyncio.timeout(60):
+        while client.state is not EngineState.READY:
+            await asyncio.sleep(0.02)
+    assert client._process.pid != first_pid
+    assert len(await collect(client.generate(request("d", 5)))) > 0
+
+
+async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    client = EngineClient(EngineConfig(model=str(tmp_path / "nothing")))
+    with pytest.raises(EngineStartError, match="nothing"):
+        await client.start()
+    assert client.state is EngineState.FAILED
+    await client.close()

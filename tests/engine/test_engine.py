@@ -1,0 +1,183 @@
+"""The engine over real tiny models: samples of one prompt, swapped and rotated requests, failed steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler.request import FinishReason
+
+PROMPT = [256, *range(40, 75)]  # 36 tokens: two full pages and a partly filled one
+
+
+def prompts(count: int, length: int) -> list[list[int]]:
+    rng = random.Random(count)
+    return [[256, *(rng.randrange(250) for _ in range(length - 1))] for _ in range(count)]
+
+
+@pytest.fixture(params=["tiny_llama_dir", "tiny_gemma3_dir"])
+def model(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+# ---- samples of one prompt
+
+
+def test_b06_samples_of_a_seeded_prompt_differ_and_repeat(rig: Callable, model: Path) -> None:
+    drawn = []
+    for _ in range(2):
+        engine = rig(model)
+        engine.submit("a", PROMPT, 20, children=["b", "c"], sampling={"temperature": 30.0, "seed": 42})
+        engine.run()
+        drawn.append([engine.tokens(name) for name in "abc"])
+    assert drawn[0] == drawn[1]
+    assert len({tuple(tokens) for tokens in drawn[0]}) == 3
+    assert [len(tokens) for tokens in drawn[0]] == [20, 20, 20]
+
+
+def test_first_sample_is_what_the_prompt_alone_draws(rig: Callable, model: Path) -> None:
+    sampling = {"temperature": 30.0, "seed": 7}
+    alone = rig(model).alone("a", PROMPT, 20, sampling=sampling)
+    engine = rig(model)
+    engine.submit("a", PROMPT, 20, children=["b"], sampling=sampling)
+    engine.run()
+    assert engine.tokens("a") == alone
+
+
+def test_greedy_samples_share_the_prompts_pages_and_copy_only_the_last(rig: Callable, tiny_llama_dir: Path) -> None:
+    engine = rig(tiny_llama_dir)
+    engine.submit("p", PROMPT, 4, children=["c1", "c2", "c3"])
+    engine.step()  # the prompt, and the first token of all four
+    assert engine.stats.groups[0].held == 3
+    assert engine.stats.groups[0].shared == 3
+    engine.step()  # each writes into a third page of its own
+    assert engine.stats.groups[0].held == 2 + 4
+    assert engine.stats.groups[0].shared == 2
+    engine.run()
+    assert engine.tokens("p") == engine.tokens("c1") == engine.tokens("c2") == engine.tokens("c3")
+    assert engine.stats.prompt_tokens == len(PROMPT)
+    assert engine.stats.generation_tokens == 16
+
+
+def test_samples_under_preemption_are_those_of_a_large_pool(rig: Callable, model: Path) -> None:
+    def run(**settings: object) -> tuple[list[list[int]], int]:
+        engine = rig(model, max_model_len=128, **settings)
+        for number, prompt in enumerate(prompts(2, 30)):
+            children = [f"{number}.{child}" for child in range(1, 4)]
+            engine.submit(f"{number}.0", prompt, 60, children=children, sampling={"temperature": 30.0, "seed": number})
+        engine.run()
+        return [engine.tokens(f"{n}.{c}") for n in range(2) for c in range(4)], engine.stats.preemptions
+
+    undisturbed, none = run()
+    squeezed, some = run(num_gpu_blocks_override=24 if "llama" in str(model) else 40)
+    assert none == 0
+    assert some > 0
+    assert squeezed == undisturbed
+
+
+def test_aborting_the_parent_before_its_prompt_is_computed_leaves_its_children(rig: Callable, model: Path) -> None:
+    alone = rig(model).alone("x", PROMPT, 6)
+    engine = rig(model, max_num_batched_tokens=16)
+    engine.submit("p", PROMPT, 6, children=["c1", "c2"])
+    engine.step()
+    engine.engine.abort(["p"])
+    engine.run()
+    assert engine.last("p").finish_reason is FinishReason.ABORT
+    assert engine.tokens("c1") == engine.tokens("c2") == alone
+
+
+# ---- swapped and rotated
+
+
+def test_swapped_requests_compute_nothing_twice_and_answer_as_if_alone(rig: Callable, model: Path) -> None:
+    engine = rig(model)
+    requests = {f"r{i}": prompt for i, prompt in enumerate(prompts(6, 10))}
+    alone = {name: engine.alone(name, prompt, 50) for name, prompt in requests.items()}
+    pages = 12 if "llama" in str(model) else 80
+    engine = rig(
+        model, num_gpu_blocks_override=pages, swap_space_bytes=1 << 24, enable_prefix_caching=False, max_model_len=128
+    )
+    for name, prompt in requests.items():
+        engine.submit(name, prompt, 50)
+    engine.run()
+    assert {name: engine.tokens(name) for name in requests} == alone
+    assert engine.stats.swaps == engine.stats.preemptions >= 1
+    assert engine.stats.recomputed_tokens == 0
+    assert sum(engine.last(name).ledger.swaps for name in requests) == engine.stats.swaps
+
+
+def test_evicted_prefixes_come_back_from_the_host_with_their_contents(rig: Callable, model: Path) -> None:
+    pages = 16 if "llama" in str(model) else 60
+    engine = rig(model, num_gpu_blocks_override=pages, swap_space_bytes=1 << 24, max_model_len=128)
+    first = engine.alone("a", PROMPT, 10)
+    for number, prompt in enumerate(prompts(6, 100)):
+        engine.alone(f"other{number}", prompt, 4)  # more than the pool holds: the first prompt's pages are evicted
+    assert engine.alone("b", PROMPT, 10) == first
+    assert engine.last("b").num_cached_tokens == 32
+    assert sum(group.evicted for group in engine.stats.groups) > 0
+
+
+def test_a_rotating_request_goes_on_as_the_text_that_is_left(rig: Callable, model: Path) -> None:
+    context = 64
+    engine = rig(model, max_model_len=context)
+    tokens = engine.alone("r", PROMPT, 100, rotates=True)
+    assert len(tokens) == 100
+    assert engine.last("r").ledger.rotations == engine.stats.rotations > 0
+    # up to the end of the context it is an ordinary request; then the first page and the last half are a new prompt
+    before = context + 1 - len(PROMPT)
+    assert tokens[:before] == engine.alone("s", PROMPT, before - 1)[:before] + tokens[before - 1 : before]
+    text = PROMPT + tokens[:before]
+    kept = text[:16] + text[-context // 2 :]
+    after = context + 1 - len(kept)
+    assert engine.alone("t", kept, after - 1) == tokens[before : before + after - 1]
+
+
+# ---- salts and failures
+
+
+def test_g07_pages_are_found_under_the_same_salt_only(rig: Callable, model: Path) -> None:
+    engine = rig(model)
+    cached = {}
+    for name, salt in [("a", "tenant"), ("b", "tenant"), ("c", "other"), ("d", "")]:
+        engine.alone(name, PROMPT, 2, cache_salt=salt)
+        cached[name] = engine.last(name).num_cached_tokens
+    assert cached == {"a": 0, "b": 32, "c": 0, "d": 0}
+    assert engine.stats.missed_prompt_tokens["salt"] == 2 * len(PROMPT)
+    assert engine.stats.missed_prompt_tokens["never_seen"] == len(PROMPT)
+
+
+def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
+    rig: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = rig(model)
+    expected = engine.alone("before", PROMPT, 8)
+    engine.submit("victim", PROMPT, 8)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.engine.runner, "logits", lambda batch: 1 / 0)
+        engine.step()
+    engine.run()
+    assert engine.last("victim").finish_reason is FinishReason.ERROR
+    assert "ZeroDivisionError" in engine.last("victim").error
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    assert engine.alone("after", PROMPT, 8) == expected
+    assert engine.last("after").num_cached_tokens == 0
+
+
+def test_h05_aborting_everything_in_every_phase_gives_every_page_back(rig: Callable, model: Path) -> None:
+    engine = rig(model, num_gpu_blocks_override=60, swap_space_bytes=1 << 22, max_model_len=128, max_num_seqs=8)
+    rng = random.Random(5)
+    live: list[str] = []
+    for number, prompt in enumerate(prompts(60, 40)):
+        children = [f"{number}.{child}" for child in range(rng.choice([0, 0, 2]))]
+        engine.submit(f"{number}", prompt, 40, children=children, rotates=rng.random() < 0.2)
+        live += [f"{number}", *children]
+        engine.step()
+        if rng.random() < 0.5:
+            engine.engine.abort([live.pop(rng.randrange(len(live)))])
+    engine.engine.abort([*live, "never known"])
+    engine.run()
+    endings = [delta.finish_reason for deltas in engine.deltas.values() for delta in deltas if delta.finish_reason]
+    assert len(endings) == len(engine.deltas) == 60 + sum("." in name for name in engine.deltas)
