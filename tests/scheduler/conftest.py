@@ -108,7 +108,7 @@ class Simulation:
 
     def finish_step(self, batch: ScheduledBatch) -> list[TokenOutput]:
         """What the runner and the engine do with a batch."""
-        self._carry_out(self.blocks.take_transfers())
+        self._carry_out(batch.transfers)
         for share in batch.requests:
             self._write_and_read(share)
         sampled = {
