@@ -190,10 +190,12 @@ class BlockManager:
             self._own_last_blocks(sequence)
         if needed:
             blocks = -(-num_tokens // self.block_size)
+            taken = 0
             for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
                 for _ in range(blocks - len(table)):
                     table.append(self.pool.allocate(index, group.pages_per_block, sequence.handle))
-                    sequence.count(group.pages_per_block, self._clock())
+                    taken += group.pages_per_block
+            sequence.count(taken, self._clock())
         return True
 
     def commit(self, sequence_id: str, num_computed_tokens: int, hashes: BlockHashes) -> None:
@@ -229,7 +231,7 @@ class BlockManager:
                 assert block is not None
                 self.pool.touch(block, child.handle)
                 copy.append(block)
-                child.count(len(block.pages), child.opened)
+            child.count(sum(len(block.pages) for block in copy.held()), child.opened)
 
     def rollback(self, sequence_id: str, num_tokens: int) -> None:
         """Take back all positions from ``num_tokens`` on; whole blocks behind it go back to the pool.
