@@ -1,0 +1,101 @@
+"""The sums behind the table, on a model that needs no weights: what follows a token depends on that token alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import perplexity
+from benchmarks.perplexity import CHUNK, PagedReader, Score, dtype_of, score, table
+from kernels.attention import PagedLayer
+
+VOCAB = 50
+CPU = torch.device("cpu")
+
+
+class BigramModel:
+    """Keeps what it was given to read, and with which pages."""
+
+    def __init__(self) -> None:
+        layers = [SimpleNamespace(window=window) for window in (32, 32, None)]
+        self.spec = SimpleNamespace(layers=layers, num_layers=3, num_kv_heads=2, head_dim=8)
+        self.logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+        self.positions: list[int] = []
+        self.page_dtypes: set[torch.dtype] = set()
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer], rows: torch.Tensor
+    ) -> torch.Tensor:
+        self.positions += positions.tolist()
+        self.page_dtypes |= {paged.pages.key.dtype for paged in layers}
+        for paged in layers:
+            assert paged.metadata.seq_lens.tolist() == [int(positions[-1]) + 1]
+            assert paged.metadata.slot_mapping.shape == token_ids.shape
+            assert (paged.metadata.slot_mapping >= 16).all()  # no token is stored in the null page
+        return self.logits[token_ids][rows]
+
+
+@pytest.mark.parametrize("bos", [None, 3])
+@pytest.mark.parametrize("num_tokens", [2, CHUNK, CHUNK + 1, 300])
+def test_every_token_is_predicted_once_from_the_one_before_it(num_tokens: int, bos: int | None) -> None:
+    context = 100
+    text = torch.randint(VOCAB, (num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
+    model = BigramModel()
+    [result] = score([PagedReader(model, torch.float32, context, CPU)], text, bos, context)
+
+    size = context + 1 if bos is None else context
+    windows = [([] if bos is None else [bos]) + text[at : at + size] for at in range(0, num_tokens, size)]
+    pairs = [pair for window in windows for pair in pairwise(window)]
+    log_p = model.logits.double().log_softmax(-1)
+    loss = -sum(log_p[before, after].item() for before, after in pairs)
+    assert result.tokens == len(pairs)
+    assert len(pairs) == num_tokens - (0 if bos is not None else len(windows))
+    assert result.perplexity == pytest.approx(math.exp(loss / len(pairs)), rel=1e-6)
+    assert model.positions == [position for window in windows for position in range(len(window) - 1)]
+
+
+def test_each_reader_has_pages_of_its_own_dtype_and_all_are_compared_with_the_first() -> None:
+    models = [BigramModel(), BigramModel(), BigramModel()]
+    models[2].logits = models[2].logits * 1.1
+    dtypes = [torch.float32, torch.int8, torch.float8_e4m3fn]
+    readers = [PagedReader(model, dtype, 64, CPU) for model, dtype in zip(models, dtypes, strict=True)]
+    text = [token % VOCAB for token in range(200)]
+    exact, same, other = score(readers, text, 0, 64)
+
+    assert [model.page_dtypes for model in models] == [{dtype} for dtype in dtypes]
+    assert [reader.bytes_per_token for reader in readers] == [3 * 2 * 2 * size for size in (32, 12, 12)]
+    assert (exact.divergence, exact.agreements) == (0.0, exact.tokens)
+    assert (same.loss, same.divergence, same.agreements) == (exact.loss, 0.0, exact.tokens)
+    p, q = (model.logits.double().log_softmax(-1) for model in (models[0], models[2]))
+    befores = [token for at in range(0, 200, 64) for token in [0, *text[at : at + 63]][: 200 - at]]
+    expected = sum((p[before].exp() * (p[before] - q[before])).sum().item() for before in befores)
+    assert other.divergence == pytest.approx(expected, rel=1e-4)
+    assert other.agreements == exact.tokens
+
+
+def test_the_table_says_what_each_dtype_takes_and_costs() -> None:
+    readers = [SimpleNamespace(bytes_per_token=size) for size in (36_864, 9_360)]
+    scores = [Score(200.0, 0.0, 100, 100), Score(201.0, 2.5, 99, 100)]
+    *_, first, second = table(["float32", "int8"], readers, scores).splitlines()
+    assert first == "| float32 | 36,864 | 7.3891 | +0.000% | 0.00e+00 | 100.00% |"
+    assert second == "| int8 | 9,360 | 7.4633 | +1.005% | 2.50e-02 | 99.00% |"
+
+
+def test_dtypes_have_the_names_of_the_flag() -> None:
+    assert dtype_of("fp8") == ("fp8_e4m3", torch.float8_e4m3fn)
+    assert dtype_of("int8") == ("int8", torch.int8)
+    for name in ("auto", "int4"):
+        with pytest.raises(ValueError, match=f"{name}: choose from float32, bfloat16, float16, int8, fp8_e4m3"):
+            dtype_of(name)
+
+
+def test_a_dtype_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        perplexity.main(["--kv-cache-dtype", "float32,int3"])
+    assert exit_.value.code == 2
+    assert "--kv-cache-dtype int3: choose from float32" in capsys.readouterr().err
