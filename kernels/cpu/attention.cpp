@@ -243,6 +243,10 @@ struct StoreCall {
   int32_t block_size;
 };
 
+// Bytes of the structs, by which a caller made from other sources knows that it is one.
+OCTAVO_EXPORT int octavo_attend_call_bytes() { return sizeof(octavo::AttendCall); }
+OCTAVO_EXPORT int octavo_store_call_bytes() { return sizeof(StoreCall); }
+
 OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const StoreCall* call) {
   if (!octavo::supported(variant)) return octavo::bad_variant;
   const octavo::KernelTable& kernels = *octavo::variants()[variant];

@@ -107,6 +107,12 @@ class NativeLibrary:
     def __init__(self, path: Path = LIBRARY_PATH, variant: Variant | None = None) -> None:
         """Load ``path``; ``variant`` defaults to the best one that this machine runs."""
         handle = _load(path)
+        try:
+            sizes = (handle.octavo_attend_call_bytes(), handle.octavo_store_call_bytes())
+        except AttributeError:
+            sizes = (0, 0)
+        if sizes != (ctypes.sizeof(AttendCall), ctypes.sizeof(StoreCall)):
+            raise LibraryError(f"{path.name} was built from other sources than these: reinstall octavo")
         if variant is None:
             variant = Variant(handle.octavo_best_variant())
         elif not handle.octavo_supports_variant(int(variant)):

@@ -87,13 +87,20 @@ struct Tile {
 template <class Page>
 constexpr bool kQuantised = sizeof(Page) == 1;
 
-// Where the keys and values of a tile's positions lie, and what quantised ones are to be multiplied by.
+// What the keys and values of a tile are to be multiplied by.
+template <bool quantised>
+struct Factors {};
+template <>
+struct Factors<true> {
+  float key_factors[kTileKeys];
+  float value_factors[kTileKeys];
+};
+
+// Where the keys and values of a tile's positions lie.
 template <class Page>
-struct Rows {
+struct Rows : Factors<kQuantised<Page>> {
   const Page* keys[kTileKeys];
   const Page* values[kTileKeys];
-  alignas(64) float key_factors[kTileKeys];
-  alignas(64) float value_factors[kTileKeys];
 };
 
 template <class Query, class Key, int kRows>

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -83,6 +85,15 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
     broken.write_bytes(b"not a library")
     with pytest.raises(LibraryError, match=r"liboctavo_cpu\.so does not load"):
         library.NativeLibrary(broken)
+
+
+def test_a_library_of_other_sources_is_refused_before_it_reads_a_call_wrong(monkeypatch, native):
+    class LongerCall(library.StoreCall):
+        _fields_: ClassVar = [("more", ctypes.c_int64)]
+
+    monkeypatch.setattr(library, "StoreCall", LongerCall)
+    with pytest.raises(LibraryError, match="was built from other sources than these: reinstall octavo"):
+        NativeLibrary()
 
 
 def test_a_device_no_backend_serves_is_refused():
