@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows, sizes))
     print(f"\n{PEERS}")
     uneven = [row.name for row in rows if row.ratio > FLAT]
-    print(f"\nnot flat within {FLAT}: {', '.join(uneven)}" if uneven else f"\nall flat within {FLAT}")
+    print(f"\nnot flat within {FLAT}x: {', '.join(uneven) or 'none'}")
     return 0
 
 

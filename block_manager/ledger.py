@@ -55,10 +55,7 @@ def snapshot(
     names = {sequence.handle: sequence.sequence_id for sequence in sequences}
     tables = {}
     if any(pool.shared_pages):
-        tables = {
-            sequence.sequence_id: tuple(table.pages[table.first_held :] for table in sequence.tables)
-            for sequence in sequences
-        }
+        tables = {sequence.sequence_id: tuple(table.page_ids[:] for table in sequence.tables) for sequence in sequences}
     return PageSnapshot(columns, bytes(fills), tuple(group.name for group in groups), names, tables)
 
 

@@ -5,6 +5,7 @@ Values only; `BlockManager` fills them in.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,15 +99,15 @@ class PageSnapshot:
     """Every page at one moment, in columns: the source of a live page map.
 
     ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence. ``tables`` has the
-    held pages of each sequence, block by block, for all groups, where some are shared: `shared_owners` comes from it,
-    once it is asked for.
+    page ids of each sequence, one array per group, where some pages are shared: `shared_owners` comes from it, once it
+    is asked for.
     """
 
     columns: PageColumns
     fills: bytes
     group_names: tuple[str, ...]
     owner_names: dict[int, str]
-    tables: dict[str, tuple[list[tuple[int, ...]], ...]]
+    tables: dict[str, tuple[array[int], ...]]
 
     @cached_property
     def shared_owners(self) -> dict[int, tuple[str, ...]]:
@@ -115,10 +116,9 @@ class PageSnapshot:
         owners: dict[int, list[str]] = {}
         for name in sorted(self.tables):
             for table in self.tables[name]:
-                for pages in table:
-                    for page in pages:
-                        if ref_counts[page] > 1:
-                            owners.setdefault(page, []).append(name)
+                for page in table:
+                    if ref_counts[page] > 1:
+                        owners.setdefault(page, []).append(name)
         return {page: tuple(names) for page, names in owners.items()}
 
     def row(self, page: int) -> PageRow:

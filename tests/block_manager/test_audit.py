@@ -10,12 +10,13 @@ from block_manager.block import KVBlock
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
+from block_manager.page_map import PageState
 
 
 @pytest.fixture
 def blocks() -> BlockManager:
     """alice holds 3 + 2 blocks, bob shares two of them, carol is gone and her blocks are cached."""
-    manager = BlockManager(plan_groups([None, 32]), 32, 16)
+    manager = BlockManager(plan_groups([None, 32]), 32, 16, num_host_pages=8)
     for name, first in (("carol", 500), ("alice", 0), ("bob", 0)):
         hashes = BlockHashes(16)
         hashes.extend(list(range(first, first + 48)))
@@ -137,7 +138,7 @@ def queue_a_block_without_hash(blocks: BlockManager) -> str:
 
 def miscount_held_pages(blocks: BlockManager) -> str:
     blocks.pool.held_pages[1] += 1
-    return "kept"
+    return "held pages counted [4, 3], kept [4, 4]"
 
 
 def show_the_kernels_another_page(blocks: BlockManager) -> str:
@@ -148,6 +149,80 @@ def show_the_kernels_another_page(blocks: BlockManager) -> str:
 def forget_where_the_window_starts(blocks: BlockManager) -> str:
     blocks.sequences["alice"].tables[1].first_held = 0
     return "alice/sliding_32 block 0 is None, but the first held is 0"
+
+
+def show_a_held_page_as_free(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "alice").pages
+    blocks.pool.pages._states[page] = PageState.FREE
+    return f"page {page} is in the table of alice/full, but the page map shows it as FREE"
+
+
+def show_a_free_page_as_cached(blocks: BlockManager) -> str:
+    page = blocks.pool._free_pages[0]
+    blocks.pool.pages._states[page] = PageState.CACHED
+    return f"page {page} is in the free list, but the page map shows it as CACHED"
+
+
+def show_too_few_references(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "alice", 0).pages
+    blocks.pool.pages._ref_counts[page] = 1
+    return f"page {page} in the table of alice/full has ref_count and hash (2, "
+
+
+def show_another_holder(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "bob").pages
+    blocks.pool.pages._holders[page] = blocks.sequences["alice"].handle
+    return f"page {page} in the table of bob/full is not held by sequence {blocks.sequences['alice'].handle}"
+
+
+def show_a_holder_of_a_free_page(blocks: BlockManager) -> str:
+    page = blocks.pool._free_pages[0]
+    blocks.pool.pages._holders[page] = 2
+    return f"page {page} in the free list is not held by sequence 2"
+
+
+def show_another_group(blocks: BlockManager) -> str:
+    (page,) = held(blocks, "bob").pages
+    blocks.pool.pages._groups[page] = 1
+    return f"page {page} in the table of bob/full is of group 0; the page map shows 1"
+
+
+def show_another_hash(blocks: BlockManager) -> str:
+    (page,) = cached(blocks).pages
+    blocks.pool.pages._hash_prefixes[page] ^= 1
+    return "has ref_count and hash (0, "
+
+
+def miscount_cached_pages(blocks: BlockManager) -> str:
+    blocks.pool.cached_pages[0] -= 1
+    return "cached pages counted [3, 4], kept [2, 4]"
+
+
+def miscount_shared_pages(blocks: BlockManager) -> str:
+    blocks.pool.shared_pages[1] += 1
+    return "shared pages counted [2, 1], kept [2, 2]"
+
+
+def miscount_evictable_pages(blocks: BlockManager) -> str:
+    blocks.pool._num_cached += 1
+    return "8 pages are said to be evictable: [3, 4]"
+
+
+def miscount_a_sequence(blocks: BlockManager) -> str:
+    blocks.sequences["bob"].held_pages += 1
+    return "bob holds 5 pages; kept 6"
+
+
+def lose_a_host_page(blocks: BlockManager) -> str:
+    blocks.host._free_pages.remove(2)
+    return "host page 2 is nowhere"
+
+
+def free_a_swapped_host_page(blocks: BlockManager) -> str:
+    assert blocks.swap_out("bob") is not None
+    page = blocks.swapped["bob"].pages[0]
+    blocks.host._free_pages.append(page)
+    return f"host page {page} is in the host's free list and in swapped bob"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +247,19 @@ def forget_where_the_window_starts(blocks: BlockManager) -> str:
         miscount_held_pages,
         show_the_kernels_another_page,
         forget_where_the_window_starts,
+        show_a_held_page_as_free,
+        show_a_free_page_as_cached,
+        show_too_few_references,
+        show_another_holder,
+        show_a_holder_of_a_free_page,
+        show_another_group,
+        show_another_hash,
+        miscount_cached_pages,
+        miscount_shared_pages,
+        miscount_evictable_pages,
+        miscount_a_sequence,
+        lose_a_host_page,
+        free_a_swapped_host_page,
     ],
 )
 def test_the_audit_names(blocks: BlockManager, corrupt: Callable[[BlockManager], str]) -> None:

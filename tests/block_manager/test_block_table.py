@@ -44,6 +44,7 @@ def test_blocks_before_a_window_come_back_once_first_to_last() -> None:
     assert table.drop_before(2) == []
     assert table.drop_before(1) == []
     assert table.pages == [NULLS, NULLS, (5, 6), (7, 8)]
+    assert list(table.page_ids) == [0, 0, 0, 0, 5, 6, 7, 8]
     assert table.drop_before(9) == blocks[2:]
     assert (len(table), table.first_held) == (4, 4)
     assert table.problems("t") == []
@@ -74,12 +75,17 @@ def test_a_copy_takes_the_place_of_its_original() -> None:
     table.replace(1, copy)
     assert list(table.held()) == [a, copy]
     assert table.pages == [(1, 2), (15, 16)]
+    assert list(table.page_ids) == [1, 2, 15, 16]
 
 
 def test_problems_name_the_block_that_shows_the_wrong_pages_or_is_null_out_of_place() -> None:
     table = table_of(block(0), block(1))
     table.pages[1] = (9, 9)
-    assert table.problems("s/full") == ["s/full block 1 shows pages (9, 9) and holds (3, 4)"]
+    assert table.problems("s/full")[0] == "s/full block 1 shows pages (9, 9) and holds (3, 4)"
+    table.pages[1] = (3, 4)
+    table.page_ids[2] = 9
+    assert table.problems("s/full") == ["s/full shows pages that are not its page ids"]
     table = table_of(block(0), block(1))
-    table.blocks[0], table.pages[0] = None, NULLS
+    table.blocks[0] = None
+    table._show(0, NULLS)
     assert table.problems("s/full") == ["s/full block 0 is None, but the first held is 0"]
