@@ -28,6 +28,8 @@ def share(
         num_computed_tokens=computed,
         samples=samples,
         admitted=admitted,
+        sequence_ids=(name,),
+        output_index=0,
         block_tables=tables,
     )
 
@@ -102,6 +104,15 @@ def test_tables_grow_by_what_is_new_in_each_step() -> None:
     step = made.prepare(batch(share("a", [9], 5, table, admitted=False)))
     assert only(step).block_table.tolist() == [[5, 8]]
     assert only(step).slot_mapping.tolist() == [33]
+
+
+def test_a_block_replaced_by_a_copy_is_written_where_the_copy_is() -> None:
+    made, table = inputs(FULL), [(5,), (6,)]
+    made.prepare(batch(share("a", [1] * 6, 0, table)))
+    table[1] = (9,)  # the partly filled last block was shared
+    step = made.prepare(batch(share("a", [2], 6, table, admitted=False)))
+    assert only(step).block_table.tolist() == [[5, 9]]
+    assert only(step).slot_mapping.tolist() == [38]
 
 
 def test_a_readmitted_request_owes_nothing_to_its_former_table() -> None:
