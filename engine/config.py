@@ -17,6 +17,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 DEVICES = ("auto", "cpu", "cuda")
+MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
+MAX_THREADS = 1024
 
 
 class ConfigError(Exception):
@@ -49,7 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     swap_space_bytes: int = 0
     threads: int | None = None
-    seed: int = 0
+    seed: int | None = None
     audit_interval: int = 0
 
     def validate(self) -> None:
@@ -73,6 +75,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value in positive.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: must be at least 1")
+        for flag, value, most in (
+            ("--max-num-seqs", self.max_num_seqs, MAX_NUM_SEQS),
+            ("--threads", self.threads, MAX_THREADS),
+        ):
+            if value is not None and value > most:
+                raise ConfigError(f"{flag} {value}: must be at most {most}")
         if self.swap_space_bytes < 0:
             raise ConfigError(f"--swap-space {self.swap_space_bytes}: must not be negative")
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:

@@ -8,7 +8,7 @@ Contains failures: a step that raises fails the requests it ran, gives their pag
 
 from __future__ import annotations
 
-import os
+import random
 import time
 import traceback
 
@@ -41,12 +41,14 @@ class Engine:
         eos_token_ids: frozenset[int],
         page_bytes: int,
         audit_interval: int = 0,
+        seed: int | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self._eos_token_ids = eos_token_ids
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval
+        self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
         self._sampling: dict[str, SamplingParams] = {}
         self._pending: list[RequestDelta] = []  # endings decided outside a step
         self._steps = 0
@@ -62,7 +64,7 @@ class Engine:
         """Queue a request. One that cannot run ends at once, with an error; it never reaches a step."""
         sampling = request.sampling
         if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=int.from_bytes(os.urandom(8), "little"))
+            sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
         try:
             family = [self._request(request, name, sampling) for name in (request.request_id, *request.children)]
             family[0].children = family[1:]

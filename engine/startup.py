@@ -74,8 +74,14 @@ def build_engine(
         shape = (config.block_size, spec.num_kv_heads, spec.head_dim)
         bytes_per_page = page_bytes(groups, *shape, kv_dtype.itemsize, scale_bytes(kv_dtype))
         num_pages = _choose_num_pages(config, groups, bytes_per_page, max_model_len, device)
-        kv_cache = KVCache(groups, num_pages, *shape, kv_dtype, device)
+        if config.kv_cache_memory_bytes and num_pages < config.kv_cache_memory_bytes // bytes_per_page:
+            warnings.append(
+                f"only {num_pages * bytes_per_page} of --kv-cache-memory-bytes {config.kv_cache_memory_bytes} are "
+                f"taken: {config.max_num_seqs} requests of full length hold no more"
+            )
         num_host_pages = config.swap_space_bytes // bytes_per_page
+        _check_memory(num_host_pages + (num_pages if device.type == "cpu" else 0), bytes_per_page)
+        kv_cache = KVCache(groups, num_pages, *shape, kv_dtype, device)
         host_cache = None
         if num_host_pages:
             host_cache = KVCache(groups, num_host_pages, *shape, kv_dtype, torch.device("cpu"))
@@ -101,6 +107,7 @@ def build_engine(
         eos_token_ids=frozenset(spec.eos_token_ids),
         page_bytes=bytes_per_page,
         audit_interval=config.audit_interval,
+        seed=config.seed,
     )
     ready = EngineReady(
         device=str(device),
@@ -194,3 +201,14 @@ def _choose_num_pages(
         max_model_len, config.max_num_batched_tokens
     )
     return min(budget // bytes_per_page, config.max_num_seqs * most)
+
+
+def _check_memory(num_pages: int, bytes_per_page: int) -> None:
+    """Refuse pages in host memory that is not there: untouched they cost nothing, later they kill the process."""
+    left = available_memory()
+    if num_pages * bytes_per_page > left:
+        raise ConfigError(
+            f"{num_pages} KV pages of {bytes_per_page} bytes are {num_pages * bytes_per_page / 1e9:.2f} GB, more than "
+            f"the {left / 1e9:.2f} GB of memory left: lower --num-gpu-blocks-override, --kv-cache-memory-bytes or "
+            "--swap-space"
+        )

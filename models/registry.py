@@ -19,6 +19,7 @@ from models.spec import LayerSpec, ModelSpec, RopeSpec
 _GEMMA3_PATTERN = 6  # five sliding layers, then one that sees everything
 _GEMMA3_LOCAL_THETA = 10_000.0
 _LLAMA3_PARAMETERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_MAX_LAYERS = 1024
 _DTYPES = ("float32", "bfloat16", "float16")
 _MISSING = object()
 
@@ -43,6 +44,13 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise self.error(key, f"should be a positive whole number and is {value!r}")
         return value
+
+    def layer_count(self, key: str) -> int:
+        """A number of layers; a damaged one must not become gigabytes of layer descriptions."""
+        count = self.integer(key)
+        if count > _MAX_LAYERS:
+            raise self.error(key, f"is {count}, more layers than any model has")
+        return count
 
     def number(self, key: str, default: object = _MISSING) -> float:
         value = self._required(key, default)
@@ -101,7 +109,7 @@ def spec_from_config(
     generation = _Fields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = generation.token_ids("bos_token_id") or fields.token_ids("bos_token_id")
     eos = generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id")
-    return reader(fields, bos[0] if bos else None, eos)
+    return _with_known_tokens(reader(fields, bos[0] if bos else None, eos), source)
 
 
 def spec_from_gguf(file: GGUFFile) -> ModelSpec:
@@ -110,7 +118,19 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
     reader = _GGUF_READERS.get(name) if isinstance(name, str) else None
     if reader is None:
         raise _unsupported(str(file.path), name)
-    return reader(file, _Fields(file.metadata, str(file.path), prefix=f"{name}."))
+    spec = reader(file, _Fields(file.metadata, str(file.path), prefix=f"{name}."))
+    return _with_known_tokens(spec, str(file.path))
+
+
+def _with_known_tokens(spec: ModelSpec, source: str) -> ModelSpec:
+    """The spec, whose special tokens must have a row in its vocabulary."""
+    specials = [*spec.eos_token_ids, *([] if spec.bos_token_id is None else [spec.bos_token_id])]
+    for token_id in specials:
+        if not 0 <= token_id < spec.vocab_size:
+            raise CheckpointError(
+                f"{source}: the special token id {token_id} is outside the vocabulary of {spec.vocab_size} tokens"
+            )
+    return spec
 
 
 def _unsupported(source: str, name: object) -> CheckpointError:
@@ -165,7 +185,7 @@ def _llama_config(fields: _Fields, bos: int | None, eos: tuple[int, ...]) -> Mod
         vocab_size=fields.integer("vocab_size"),
         max_position=fields.integer("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        layers=(LayerSpec(window, rope),) * fields.integer("num_hidden_layers"),
+        layers=(LayerSpec(window, rope),) * fields.layer_count("num_hidden_layers"),
         attention_scale=head_dim**-0.5,
         tied_embeddings=fields.flag("tie_word_embeddings", default=False),
         activation="silu",
@@ -220,7 +240,7 @@ def _gemma3_config(fields: _Fields, bos: int | None, eos: tuple[int, ...]) -> Mo
 
 
 def _gemma3_layer_types(fields: _Fields) -> list[str]:
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.layer_count("num_hidden_layers")
     kinds = fields.get("layer_types")
     if kinds is None:
         pattern = fields.integer("sliding_window_pattern", _GEMMA3_PATTERN)
@@ -301,7 +321,7 @@ def _gguf_spec(
 def _llama_gguf(file: GGUFFile, fields: _Fields) -> ModelSpec:
     fields.refuse_unless("expert_count", 0)
     rope = _gguf_rope(file, fields, fields.number("rope.freq_base", 10_000.0))
-    layers = (LayerSpec(None, rope),) * fields.integer("block_count")
+    layers = (LayerSpec(None, rope),) * fields.layer_count("block_count")
     head_dim = fields.integer("embedding_length") // fields.integer("attention.head_count")
     return _gguf_spec(file, fields, layers, default_head_dim=head_dim, gemma=False)
 
@@ -315,7 +335,7 @@ def _gemma3_gguf(file: GGUFFile, fields: _Fields) -> ModelSpec:
     pattern = fields.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN)
     layers = tuple(
         LayerSpec(window, sliding) if (i + 1) % pattern else LayerSpec(None, full)
-        for i in range(fields.integer("block_count"))
+        for i in range(fields.layer_count("block_count"))
     )
     return _gguf_spec(file, fields, layers, default_head_dim=256, gemma=True)
 

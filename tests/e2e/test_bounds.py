@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,6 +172,20 @@ def test_j04_sigterm_lets_running_streams_finish_and_exits_with_0(start_server: 
     assert b"data: [DONE]" in received
     assert b'"finish_reason":"length"' in received
     assert server.process.wait(20) == 0
+
+
+def test_a_killed_server_leaves_no_engine_behind_not_even_one_that_reads_no_messages(
+    start_server: Callable, tiny_llama_dir: Path
+) -> None:
+    server = start_server(str(tiny_llama_dir), *SMALL_POOL)
+    engine = server.engine_pid()
+    os.kill(engine, signal.SIGSTOP)
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{engine}/stat").exists() and Path(f"/proc/{engine}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the engine outlived its server"
+        time.sleep(0.02)
 
 
 def test_j06_sigint_when_idle_exits_at_once(start_server: Callable, tiny_llama_dir: Path) -> None:

@@ -79,6 +79,9 @@ def test_port_in_use_is_said_before_anything_loads(tiny_llama_dir: Path) -> None
     [
         ("--max-model-len", "1000000"),
         ("--max-num-seqs", "0"),
+        ("--max-num-seqs", "100000000"),
+        ("--threads", "100000"),
+        ("--num-gpu-blocks-override", "999999999"),
         ("--block-size", "7"),
         ("--kv-cache-memory-bytes", "10"),
         ("--gpu-memory-utilization", "1.5"),

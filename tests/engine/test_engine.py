@@ -89,6 +89,18 @@ def test_aborting_the_parent_before_its_prompt_is_computed_leaves_its_children(r
     assert engine.tokens("c1") == engine.tokens("c2") == alone
 
 
+def test_requests_without_a_seed_follow_the_engines_seed(rig: Callable, model: Path) -> None:
+    def draw(seed: int | None) -> list[list[int]]:
+        engine = rig(model, seed=seed)
+        return [engine.alone(name, PROMPT, 10, sampling={"temperature": 30.0}) for name in "ab"]
+
+    first, second = draw(5)
+    assert first != second
+    assert draw(5) == [first, second]
+    assert draw(6) != [first, second]
+    assert draw(None) != draw(None)
+
+
 # ---- swapped and rotated
 
 
