@@ -9,7 +9,7 @@ from __future__ import annotations
 import orjson
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from engine.client import EngineState
@@ -24,12 +24,15 @@ from server.state import ServerState
 from server.version import octavo_version
 
 CLIENT_CLOSED_REQUEST = 499
+READING = ["GET", "HEAD"]
 
 
 def create_app(state: ServerState) -> FastAPI:
     """The ASGI app that serves ``state``."""
     version = octavo_version()
-    app = FastAPI(title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.add_middleware(BodyLimit, limit=state.max_request_bytes)
     if state.api_keys:
         app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
@@ -40,6 +43,7 @@ def create_app(state: ServerState) -> FastAPI:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientDisconnected, on_disconnect)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)  # while it still sent its body
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -49,35 +53,34 @@ def create_app(state: ServerState) -> FastAPI:
     async def chat_completions(request: Request) -> Response:
         return await create_chat_completion(state, request)
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READING)
     async def models() -> Response:
         return list_models(state)
 
-    @app.get("/v1/models/{model:path}")
+    @app.api_route("/v1/models/{model:path}", methods=READING)
     async def model(model: str) -> Response:
         return retrieve_model(state, model)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READING)
     async def health() -> Response:
         """200 while the engine is alive and moving, a shutdown included; else 503."""
         if state.client.state is not EngineState.READY:
             raise unavailable(f"the engine is {state.client.state.value}", "engine_unavailable")
-        if state.is_hung:
-            seconds = state.client.silent_seconds
-            raise unavailable(f"the engine has work and has been silent for {seconds:.0f} seconds", "engine_silent")
+        state.require_movement()
         return Response(orjson.dumps({"status": "ok"}), media_type="application/json")
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=READING)
     async def ready() -> Response:
-        """200 while new requests are taken; else 503."""
+        """200 while new requests are taken and the engine moves; else 503."""
         state.require_ready()
+        state.require_movement()
         return Response(orjson.dumps({"status": "ready"}), media_type="application/json")
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READING)
     async def metrics() -> Response:
         return Response(state.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    @app.get("/version")
+    @app.api_route("/version", methods=READING)
     async def server_version() -> Response:
         return Response(orjson.dumps({"version": version}), media_type="application/json")
 

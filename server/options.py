@@ -30,6 +30,8 @@ class ServeOptions:
         """Raise ConfigError for the first setting that cannot work."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: must be from 0 to 65535")
+        if self.revision is not None and self.model is None:
+            raise ConfigError(f"--revision {self.revision}: needs a MODEL, a hub id, of which to take that revision")
         if self.served_model_name == "":
             raise ConfigError("--served-model-name: must not be empty")
         if self.max_request_bytes < 1:

@@ -47,10 +47,6 @@ class ServerState:
         """Whether a new request would be accepted now."""
         return self.client.state is EngineState.READY and self.tokenizer is not None and not self.draining
 
-    @property
-    def is_hung(self) -> bool:
-        return self.client.silent_seconds > self.silence_limit
-
     def require_ready(self) -> tuple[EngineReady, Tokenizer]:
         """What a new request needs; ApiError 503 when it cannot be served now."""
         if self.draining:
@@ -58,6 +54,12 @@ class ServerState:
         if self.client.state is not EngineState.READY or self.client.ready is None or self.tokenizer is None:
             raise unavailable(f"the engine is not serving now: it is {self.client.state.value}", "engine_unavailable")
         return self.client.ready, self.tokenizer
+
+    def require_movement(self) -> None:
+        """ApiError 503 while an engine that has work has said nothing for longer than the limit."""
+        seconds = self.client.silent_seconds
+        if seconds > self.silence_limit:
+            raise unavailable(f"the engine has work and has been silent for {seconds:.0f} seconds", "engine_silent")
 
     def require_model(self, model: str) -> None:
         """ApiError 404 for any model but the one served."""

@@ -258,10 +258,10 @@ class Api:
         counts = {name: int(await self.metric(f'octavo_requests_total{{outcome="{name}"}}')) for name in FinishReason}
         return {str(name): count for name, count in counts.items() if count}
 
-    async def raw(self, path: str, body: bytes, leave: asyncio.Event) -> AsyncIterator[Message]:
-        """The ASGI messages that answer a POST whose client leaves when ``leave`` is set."""
+    async def raw(self, path: str, body: bytes, leave: asyncio.Event, *, whole: bool = True) -> AsyncIterator[Message]:
+        """The ASGI messages that answer a POST whose client leaves when ``leave`` is set; ``whole``: with all sent."""
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
-        incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": not whole}]
 
         async def receive() -> Message:
             if incoming:

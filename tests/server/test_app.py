@@ -21,11 +21,25 @@ async def test_j03_health_and_ready_are_503_while_the_engine_does_not_serve(api,
         assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_j01_health_is_503_while_an_engine_with_work_is_silent_and_recovers(api, engine, state) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_j01_health_and_ready_are_503_while_an_engine_with_work_is_silent(api, engine, state, path) -> None:
     engine.silence = state.silence_limit + 1
-    api.assert_error(await api.http.get("/health"), 503, code="engine_silent")
+    api.assert_error(await api.http.get(path), 503, code="engine_silent")
     engine.silence = 0.0
-    assert (await api.http.get("/health")).status_code == 200
+    assert (await api.http.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/v1/models"])
+async def test_head_answers_like_get_without_a_body(api, engine, path) -> None:
+    got, head = await api.http.get(path), await api.http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    engine.state = EngineState.FAILED
+    assert (await api.http.head(path)).status_code == (await api.http.get(path)).status_code
+
+
+async def test_a_slash_too_many_is_a_404_error_object(api) -> None:
+    assert "/metrics/" in api.assert_error(await api.http.get("/metrics/"), 404, code="not_found")
 
 
 async def test_j01_the_silence_that_health_allows_is_configurable(api, engine, state) -> None:

@@ -98,6 +98,7 @@ def test_every_flag_of_the_engine_arrives() -> None:
         (["--shutdown-timeout", "nan"], "--shutdown-timeout nan"),
         (["--engine-silence-limit", "0"], "--engine-silence-limit 0"),
         (["--served-model-name", ""], "--served-model-name"),
+        (["--revision", "main"], "--revision main: needs a MODEL"),
         *((["--api-key", key], "--api-key") for key in ("", "two words", "schlüssel", "tab\there")),
     ],
 )

@@ -33,6 +33,15 @@ async def test_h01_a_client_that_leaves_a_plain_request_aborts_it(api, engine) -
     assert await api.outcomes() == {"abort": 1}
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_client_that_leaves_while_it_sends_its_body_ends_quietly(api, engine, path) -> None:
+    leave = asyncio.Event()
+    leave.set()
+    [start, _] = [message async for message in api.raw(path, b'{"model": "', leave, whole=False)]
+    assert start["status"] == 499
+    assert engine.requests == []
+
+
 async def test_h01_all_prompts_of_a_plain_request_are_aborted(api, engine) -> None:
     engine.scripts += [[asyncio.Event()], [asyncio.Event()], [asyncio.Event()]]
     leave = asyncio.Event()
