@@ -10,6 +10,7 @@ from collections.abc import Generator
 import uvicorn
 
 from server.app import create_app
+from server.http_protocol import BoundedHttpProtocol
 from server.state import ServerState
 
 KEEP_ALIVE_SECONDS = 75
@@ -30,6 +31,7 @@ class HttpServer:
     def __init__(self, state: ServerState, listener: socket.socket) -> None:
         config = uvicorn.Config(
             create_app(state),
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
