@@ -121,6 +121,7 @@ class EngineClient:
         self._capacity: Capacity | None = None
         self._collectors: dict[str, _Collector] = {}
         self._unfollowed: set[str] = set()  # children whose deltas nobody reads yet
+        self._gave_up = asyncio.Event()
         self._last_heard = 0.0
         self._deaths: list[float] = []
 
@@ -213,17 +214,25 @@ class EngineClient:
         self._deaths = [death for death in self._deaths if now - death < RESTART_WINDOW] + [now]
         print(f"octavo: {reason} (status {status})", file=sys.stderr, flush=True)
         if len(self._deaths) > MAX_RESTARTS:
-            self.state = EngineState.FAILED
-            return None
+            died = f"it died {len(self._deaths)} times within {RESTART_WINDOW:g} seconds"
+            return self._give_up(f"the engine is not started again: {died}")
         reader = await self._launch()
         try:
             self._become_ready(await self._until_ready(reader))
         except EngineStartError as error:
-            print(f"octavo: the engine does not start again: {error}", file=sys.stderr, flush=True)
-            self.state = EngineState.FAILED
-            return None
+            await self._reap()
+            return self._give_up(f"the engine does not start again: {error}")
         print("octavo: the engine serves again", file=sys.stderr, flush=True)
         return reader
+
+    def _give_up(self, reason: str) -> None:
+        print(f"octavo: {reason}; giving up", file=sys.stderr, flush=True)
+        self.state = EngineState.FAILED
+        self._gave_up.set()
+
+    async def until_given_up(self) -> None:
+        """Wait until the engine is down for good."""
+        await self._gave_up.wait()
 
     async def _reap(self) -> int | None:
         if self._writer is not None:

@@ -81,7 +81,8 @@ async def _serve(
             state.tokenizer, state.chat_template = text.tokenizer, text.chat_template
             seconds["tokenizer"] = text.seconds
             say(startup_table(name, ready, seconds, time.monotonic() - began, url(listener)))
-            await _unless(stop, http.serving)
+            if await _unless(stop, asyncio.ensure_future(_until_over(http, client))):
+                return 1  # a supervisor starts a new server; this one could only answer 503
             await _drain(state, options.shutdown_timeout)
             return 0
         finally:
@@ -133,6 +134,17 @@ async def _unless(stop: asyncio.Event, work: asyncio.Future[Any]) -> bool:
     if work.done():
         work.result()
     return work.done()
+
+
+async def _until_over(http: HttpServer, client: EngineClient) -> None:
+    """Wait until either half of the server ends by itself, raising what HTTP raised."""
+    giving_up = asyncio.create_task(client.until_given_up())
+    try:
+        await asyncio.wait((http.serving, giving_up), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        giving_up.cancel()
+    if http.serving.done():
+        http.serving.result()
 
 
 async def _drain(state: ServerState, timeout: float) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.client import MAX_RESTARTS
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -133,6 +135,20 @@ def test_j06_a_second_signal_ends_it_though_a_request_runs(servers, tiny_llama_d
         server.until_printed("shutting down")
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 128 + signal.SIGINT
+
+
+def test_a_server_whose_engine_dies_again_and_again_says_so_and_ends_with_status_1(servers, tiny_llama_dir) -> None:
+    server = start(servers, tiny_llama_dir)
+    server.url()
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    for death in range(MAX_RESTARTS + 1):
+        [engine] = children.read_text().split()
+        os.kill(int(engine), signal.SIGKILL)
+        if death < MAX_RESTARTS:
+            server.until_printed("serves again")
+    assert server.end() == 1
+    assert server.errors.count("giving up") == 1
+    assert "Traceback" not in server.errors
 
 
 def test_a_signal_while_the_model_loads_ends_it(servers, tiny_llama_dir: Path) -> None:
