@@ -33,7 +33,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(
         title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.add_middleware(BodyLimit, limit=state.max_request_bytes)
+    app.add_middleware(BodyLimit, limit=state.body_limit)
     if state.api_keys:
         app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
     install_error_handlers(app)

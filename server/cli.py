@@ -160,7 +160,10 @@ def _add_server_flags(serve: argparse.ArgumentParser) -> None:
         help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
     )
     flags.add_argument(
-        "--max-request-bytes", type=int, default=8 * 1024 * 1024, metavar="N", help="largest request body"
+        "--max-request-bytes",
+        type=int,
+        metavar="N",
+        help="largest request body (default: 32 for each token of the context and 64 KiB more, at most 8 MiB)",
     )
     flags.add_argument(
         "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds running requests get to finish"
@@ -185,7 +188,9 @@ def _add_engine_flags(serve: argparse.ArgumentParser) -> None:
         help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model",
     )
     flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
-    flags.add_argument("--seed", type=int, default=0, metavar="N", help="seed of requests that bring none")
+    flags.add_argument(
+        "--seed", type=int, metavar="N", help="seed of requests that bring none (default: another each time)"
+    )
     flags.add_argument(
         "--max-model-len", type=int, metavar="N", help="longest context in tokens (default: the model's)"
     )

@@ -20,7 +20,7 @@ class ServeOptions:
     port: int
     served_model_name: str | None
     chat_template: str | None
-    max_request_bytes: int
+    max_request_bytes: int | None
     shutdown_timeout: float
     silence_limit: float
     api_keys: tuple[str, ...] = field(repr=False)
@@ -34,7 +34,7 @@ class ServeOptions:
             raise ConfigError(f"--revision {self.revision}: needs a MODEL, a hub id, of which to take that revision")
         if self.served_model_name == "":
             raise ConfigError("--served-model-name: must not be empty")
-        if self.max_request_bytes < 1:
+        if self.max_request_bytes is not None and self.max_request_bytes < 1:
             raise ConfigError(f"--max-request-bytes {self.max_request_bytes}: must be at least 1")
         if not self.shutdown_timeout >= 0:
             raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")

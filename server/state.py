@@ -16,7 +16,9 @@ from server.metrics import Metrics
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
-DEFAULT_MAX_REQUEST_BYTES = 8 * 1024 * 1024
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
+REQUEST_BYTES_PER_TOKEN = 32  # of the context: several times what a token takes as text or as an id
+REQUEST_BYTES_BESIDE_PROMPT = 64 * 1024
 DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
 
 
@@ -33,7 +35,7 @@ class ServerState:
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
-    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    max_request_bytes: int | None = None
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
@@ -46,6 +48,15 @@ class ServerState:
     def is_ready(self) -> bool:
         """Whether a new request would be accepted now."""
         return self.client.state is EngineState.READY and self.tokenizer is not None and not self.draining
+
+    def body_limit(self) -> int:
+        """Most bytes of a request body: what was chosen, or what the model's context can need."""
+        if self.max_request_bytes is not None:
+            return self.max_request_bytes
+        if self.client.ready is None:
+            return MAX_REQUEST_BYTES
+        needed = self.client.ready.max_model_len * REQUEST_BYTES_PER_TOKEN + REQUEST_BYTES_BESIDE_PROMPT
+        return min(MAX_REQUEST_BYTES, needed)
 
     def require_ready(self) -> tuple[EngineReady, Tokenizer]:
         """What a new request needs; ApiError 503 when it cannot be served now."""

@@ -8,6 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.messages import EngineReady
 from server.disconnect import unless_disconnected
 from server.errors import bad_request
 from server.generation import TextDelta
@@ -15,7 +16,15 @@ from server.generation_group import Usage
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.protocol import ChatBody, parse_body
-from server.openai.submission import Submission, check_num_samples, check_vocabulary, choose_max_tokens, encode, new_id
+from server.openai.submission import (
+    Submission,
+    check_num_samples,
+    check_text_fits,
+    check_vocabulary,
+    choose_max_tokens,
+    encode,
+    new_id,
+)
 from server.sse import event_stream
 from server.state import ServerState
 from server.text.chat_template import ChatTemplate
@@ -26,13 +35,13 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     """``n`` choices: each an assistant's next message."""
     arrived = time.monotonic()
     ready, tokenizer = state.require_ready()
-    body = parse_body(ChatBody, await request.body())
+    body = parse_body(ChatBody, await request.body(), ready.max_model_len)
     state.require_model(body.model)
     template = _require_template(state)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
     check_num_samples(body, ready, 1)
     num_characters = sum(len(message.content) for message in body.messages)
-    token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer), num_characters, "messages")
+    token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer, ready), num_characters, "messages")
     max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
     completion_id = new_id("chatcmpl")
     group = Submission(
@@ -74,12 +83,14 @@ def _require_template(state: ServerState) -> ChatTemplate:
     return state.chat_template
 
 
-def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
+def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer, ready: EngineReady) -> list[int]:
     messages = [message.template_fields() for message in body.messages]
     if "developer" not in template.source:
         # The newer name of the system role, which most templates have never heard of.
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    return tokenizer.encode_chat(template.render(messages, special_tokens=tokenizer.special_tokens))
+    text = template.render(messages, special_tokens=tokenizer.special_tokens)
+    check_text_fits(text, tokenizer, ready, "messages")  # not before: a template may cut what it is given
+    return tokenizer.encode_chat(text)
 
 
 class ChatChunks:

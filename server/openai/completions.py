@@ -15,7 +15,15 @@ from server.generation_group import Usage
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody, parse_body
-from server.openai.submission import Submission, check_num_samples, check_vocabulary, choose_max_tokens, encode, new_id
+from server.openai.submission import (
+    Submission,
+    check_num_samples,
+    check_text_fits,
+    check_vocabulary,
+    choose_max_tokens,
+    encode,
+    new_id,
+)
 from server.sse import event_stream
 from server.state import ServerState
 
@@ -24,13 +32,14 @@ async def create_completion(state: ServerState, request: Request) -> Response:
     """``n`` choices per prompt, in the order of the prompts."""
     arrived = time.monotonic()
     ready, tokenizer = state.require_ready()
-    body = parse_body(CompletionBody, await request.body())
+    body = parse_body(CompletionBody, await request.body(), ready.max_model_len)
     state.require_model(body.model)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
     check_num_samples(body, ready, len(body.prompt))
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
+            check_text_fits(prompt, tokenizer, ready, "prompt")
             token_ids = await encode(partial(tokenizer.encode, prompt), len(prompt), "prompt")
         else:
             token_ids = prompt

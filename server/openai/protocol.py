@@ -308,18 +308,36 @@ class ChatBody(GenerationBody):
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
-    """The request body as ``kind``; ApiError 400 for malformed JSON, what is no object, and the first wrong field."""
+def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> BodyT:
+    """The request body as ``kind``; ApiError 400 for malformed JSON, what is no object, and the first wrong field.
+
+    More token ids in a prompt, or more messages, than the ``context`` has tokens are refused before they are looked at.
+    """
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
+    if context is not None:
+        _check_counts(fields, context)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise _from_validation(error) from None
+
+
+def _check_counts(fields: dict[str, Any], context: int) -> None:
+    """ApiError 400 for what is too long by its number of items alone."""
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
+    for ids in prompts:
+        if isinstance(ids, list) and len(ids) > context and not isinstance(ids[0], str):
+            message = f"prompt: {len(ids)} token ids are more than the context of {context} tokens"
+            raise bad_request(message, code="context_length_exceeded")
+    if isinstance(messages, list) and len(messages) > context:
+        message = f"messages: {len(messages)} messages are more than the context of {context} tokens can hold"
+        raise bad_request(message, code="context_length_exceeded")
 
 
 def _from_validation(error: ValidationError) -> ApiError:

@@ -21,6 +21,7 @@ from server.generation_group import GenerationGroup, PromptSamples
 from server.openai.protocol import GenerationBody
 from server.state import ServerState
 from server.text.errors import TextError
+from server.text.length_bound import text_bytes
 from server.text.tokenizer import Tokenizer
 
 # Above this many characters a text is tokenized in a thread, so that other streams flow on.
@@ -42,6 +43,17 @@ async def encode(make_ids: Callable[[], list[int]], num_characters: int, param: 
     if not token_ids:
         raise bad_request(f"{param}: has no tokens", param)
     return token_ids
+
+
+def check_text_fits(text: str, tokenizer: Tokenizer, ready: EngineReady, param: str) -> None:
+    """ApiError 400 for a text that is too long whatever its tokens are: it is not worth the time to tokenize it."""
+    longest, context = tokenizer.longest_token_bytes, ready.max_model_len
+    if longest is not None and len(text) > context and (size := text_bytes(text)) > context * longest:
+        message = (
+            f"{param}: a text of {size} bytes is longer than the context of {context} tokens can hold, at up to "
+            f"{longest} bytes a token"
+        )
+        raise bad_request(message, code="context_length_exceeded")
 
 
 def check_vocabulary(token_ids: Sequence[int], ready: EngineReady, param: str) -> None:

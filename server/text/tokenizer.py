@@ -18,6 +18,7 @@ from pathlib import Path
 from server.text.errors import TokenizerError
 from server.text.gguf_vocabulary import load_gguf
 from server.text.hf_vocabulary import load_directory
+from server.text.length_bound import longest_token_bytes
 from server.text.token_spelling import spelled_bytes
 from server.text.vocabulary import Vocabulary
 
@@ -28,6 +29,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._bytes: dict[int, bytes] = {}
+        self.longest_token_bytes = longest_token_bytes(vocabulary)
         self._adds_space = self._join(self._encode("a")).startswith(b" ")
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import orjson
+import pytest
 
 LIMIT = 20_000
 
@@ -45,3 +46,12 @@ async def test_a_body_that_declares_no_length_is_cut_off_at_the_limit(api, engin
     api.assert_error(response, 413, code="request_too_large")
     assert read <= LIMIT + 2000
     assert engine.requests == []
+
+
+@pytest.mark.parametrize(("context", "limit"), [(512, 512 * 32 + 65_536), (1_000_000, 8 * 1024 * 1024)])
+async def test_without_a_choice_the_limit_is_what_the_context_can_need(api, state, engine, context, limit) -> None:
+    state.max_request_bytes = None
+    engine.ready = engine.make_ready(max_model_len=context)
+    assert (await api.http.post("/v1/completions", content=body_of(limit, api.model))).status_code == 200
+    response = await api.http.post("/v1/completions", content=body_of(limit + 1, api.model))
+    assert str(limit) in api.assert_error(response, 413, code="request_too_large")
