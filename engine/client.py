@@ -215,13 +215,15 @@ class EngineClient:
         print(f"octavo: {reason} (status {status})", file=sys.stderr, flush=True)
         if len(self._deaths) > MAX_RESTARTS:
             died = f"it died {len(self._deaths)} times within {RESTART_WINDOW:g} seconds"
-            return self._give_up(f"the engine is not started again: {died}")
+            self._give_up(f"the engine is not started again: {died}")
+            return None
         reader = await self._launch()
         try:
             self._become_ready(await self._until_ready(reader))
         except EngineStartError as error:
             await self._reap()
-            return self._give_up(f"the engine does not start again: {error}")
+            self._give_up(f"the engine does not start again: {error}")
+            return None
         print("octavo: the engine serves again", file=sys.stderr, flush=True)
         return reader
 

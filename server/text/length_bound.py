@@ -56,7 +56,7 @@ def _keeps_all_text(part: Mapping[str, Any]) -> bool:
     if part["type"] == "Replace":
         return (part["pattern"], part["content"]) in _SPACE_SPELLINGS
     if part["type"] == "Split":
-        return part["behavior"] != "Removed"
+        return bool(part["behavior"] != "Removed")
     return part["type"] in _LOSSLESS
 
 
@@ -66,4 +66,4 @@ def _has_all_bytes(backend: Any, spelling: TokenSpelling) -> bool:
         return False
     if spelling is TokenSpelling.BYTE_LEVEL:
         return all(backend.token_to_id(character) is not None for character in BYTE_LEVEL_ALPHABET)
-    return model.byte_fallback and all(backend.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+    return bool(model.byte_fallback) and all(backend.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
