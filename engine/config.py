@@ -33,7 +33,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this order,
     ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
     device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
-    evicted prefixes and preempted sequences.
+    evicted prefixes and preempted sequences. Every page is accounted for when the engine falls idle, and every
+    ``audit_interval`` steps.
     """
 
     model: str
@@ -52,7 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_space_bytes: int = 0
     threads: int | None = None
     seed: int | None = None
-    audit_interval: int = 0
+    audit_interval: int | None = None
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""
@@ -71,6 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--kv-cache-memory-bytes": self.kv_cache_memory_bytes,
             "--num-gpu-blocks-override": self.num_gpu_blocks_override,
             "--threads": self.threads,
+            "--audit-interval": self.audit_interval,
         }
         for flag, value in positive.items():
             if value is not None and value < 1:

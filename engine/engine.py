@@ -9,6 +9,7 @@ Contains failures: a step that raises fails the requests it ran, gives their pag
 from __future__ import annotations
 
 import random
+import sys
 import time
 import traceback
 
@@ -40,7 +41,7 @@ class Engine:
         *,
         eos_token_ids: frozenset[int],
         page_bytes: int,
-        audit_interval: int = 0,
+        audit_interval: int | None = None,
         seed: int | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -149,11 +150,17 @@ class Engine:
         )
 
     def audit(self) -> list[str]:
-        """Account for every page; what is wrong is counted and printed with its owner."""
+        """Account for every page; what is wrong is counted, printed with its owner, and mended where it can be.
+
+        It would be a defect of ours: a page that leaked must not stay lost until the next restart all the same.
+        """
         problems = self.scheduler.blocks.audit()
         self._audit_failures += len(problems)
         for problem in problems:
-            print(f"octavo: page audit: {problem}", flush=True)
+            print(f"octavo: page audit: {problem}", file=sys.stderr, flush=True)
+        if problems:
+            returned = self.scheduler.blocks.repair()
+            print(f"octavo: page audit: {len(returned)} pages returned to the pool", file=sys.stderr, flush=True)
         return problems
 
     def stats(self) -> EngineStats:

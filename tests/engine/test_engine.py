@@ -178,6 +178,24 @@ def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
     assert engine.last("after").num_cached_tokens == 0
 
 
+def test_an_audit_returns_leaked_pages_and_says_so(
+    rig: Callable, tiny_llama_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = rig(tiny_llama_dir, num_gpu_blocks_override=40)
+    expected = engine.alone("before", PROMPT, 8)
+    blocks = engine.engine.scheduler.blocks
+    blocks.pool._free_pages.remove(17)
+    assert engine.engine.audit() != []
+    assert "page 17 is nowhere" in capfd.readouterr().err
+    assert engine.engine.audit() == []
+    assert engine.stats.audit_failures >= 1
+    blocks.usage()
+    engine.submit("after", PROMPT, 8)
+    while engine.engine.has_work:
+        engine.step()
+    assert engine.tokens("after") == expected
+
+
 def test_h05_aborting_everything_in_every_phase_gives_every_page_back(rig: Callable, model: Path) -> None:
     engine = rig(model, num_gpu_blocks_override=60, swap_space_bytes=1 << 22, max_model_len=128, max_num_seqs=8)
     rng = random.Random(5)

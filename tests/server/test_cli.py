@@ -46,7 +46,8 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--host --port --served-model-name --dtype --kv-cache-dtype --device --max-model-len --max-num-seqs "
         "--max-num-batched-tokens --block-size --gpu-memory-utilization --kv-cache-memory-bytes "
         "--num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template "
-        "--revision --api-key --swap-space --max-request-bytes --shutdown-timeout --engine-silence-limit"
+        "--revision --api-key --swap-space --audit-interval --max-request-bytes --shutdown-timeout "
+        "--engine-silence-limit"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -61,7 +62,8 @@ def test_every_flag_of_the_engine_arrives() -> None:
     arguments = (
         "serve m --dtype float32 --kv-cache-dtype fp8 --device cpu --max-model-len 100 --max-num-seqs 3 "
         "--max-num-batched-tokens 64 --block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 "
-        "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7 --swap-space 0.5"
+        "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7 --swap-space 0.5 "
+        "--audit-interval 50"
     )
     options = cli._options(cli._parser().parse_args(arguments.split()))
     assert options.model == "m"
@@ -79,6 +81,7 @@ def test_every_flag_of_the_engine_arrives() -> None:
         num_gpu_blocks_override=9,
         enable_prefix_caching=False,
         swap_space_bytes=2**29,
+        audit_interval=50,
         threads=2,
         seed=7,
     )
