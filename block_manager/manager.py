@@ -30,6 +30,7 @@ from block_manager.hashing import BlockHashes
 from block_manager.host_tier import HostBlock, HostTier
 from block_manager.prefix_index import MissReason
 from block_manager.sequence import SequencePages
+from block_manager.sizing import Capacity
 from block_manager.swap import SwappedSequence
 from block_manager.transfers import Transfer, TransferKind, merged
 from block_manager.usage import PageForecast, PageSnapshot, PageUsage, SequenceUsage
@@ -141,11 +142,23 @@ class BlockManager:
             pages += (max(0, blocks - len(table)) + copied) * group.pages_per_block
         return pages
 
-    def pages_to_swap_in(self, sequence_id: str, num_tokens: int) -> int:
-        """Pages that a swapped sequence takes to come back and compute positions below ``num_tokens``."""
-        swapped = self.swapped[sequence_id]
-        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
-        return swapped.device_pages + blocks * sum(group.pages_per_block for group in self.groups)
+    def pages_to_swap_in(self, sequence_id: str, num_tokens: int, chunk: int) -> int:
+        """Most pages that a swapped sequence holds while it comes back and grows to ``num_tokens``.
+
+        Like `pages_to_admit`, no more than a window and a chunk for windowed groups: what the never-fits proof allows
+        must never be asked for in vain.
+        """
+        total = -(-num_tokens // self.block_size)
+        pages = 0
+        for group, table in zip(self.groups, self.swapped[sequence_id].tables, strict=True):
+            blocks = len(table.blocks) + max(0, total - len(table))
+            most = group.max_blocks(num_tokens, chunk + self._max_rollback, self.block_size)
+            pages += min(blocks, most) * group.pages_per_block
+        return pages
+
+    def capacity(self, max_chunk: int) -> Capacity:
+        """The arithmetic of what fits here, for steps of at most ``max_chunk`` tokens of one sequence."""
+        return Capacity(self.groups, self.block_size, self.pool.num_pages, max_chunk, self._max_rollback)
 
     @property
     def available_pages(self) -> int:
@@ -269,9 +282,12 @@ class BlockManager:
 
     def swap_in(self, sequence_id: str, num_tokens: int) -> bool:
         """Bring a swapped sequence back, with room for positions below ``num_tokens``; False: not enough pages."""
-        if self.pages_to_swap_in(sequence_id, num_tokens) > self.pool.available_pages:
+        swapped = self.swapped[sequence_id]
+        blocks = max(0, -(-num_tokens // self.block_size) - len(swapped.tables[0]))
+        fresh = blocks * sum(group.pages_per_block for group in self.groups)
+        if swapped.device_pages + fresh > self.pool.available_pages:
             return False
-        swapped = self.swapped.pop(sequence_id)
+        del self.swapped[sequence_id]
         sequence = self._open(sequence_id, swapped.num_tokens, swapped.num_hashed)
         swap.swap_in(self.host, self.pool, swapped, sequence, self._transfers, sequence.opened)
         return self.grow(sequence_id, num_tokens)

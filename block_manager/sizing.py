@@ -32,19 +32,20 @@ def page_bytes(
 class Capacity:
     """How many tokens a pool of ``num_pages`` pages can hold.
 
-    ``max_chunk`` is the most tokens that one step computes for one sequence (the scheduler's token budget).
+    ``max_chunk`` is the most tokens that one step computes for one sequence (the scheduler's token budget);
+    ``max_rollback`` tokens more than a window needs are kept.
     """
 
     groups: tuple[LayerGroup, ...]
     block_size: int
     num_pages: int
     max_chunk: int
+    max_rollback: int = 0
 
     def peak_pages(self, num_tokens: int, chunk: int) -> int:
         """Most pages a lone sequence holds while it grows to ``num_tokens``, ``chunk`` tokens a step at most."""
-        return sum(
-            group.max_blocks(num_tokens, chunk, self.block_size) * group.pages_per_block for group in self.groups
-        )
+        span = chunk + self.max_rollback
+        return sum(group.max_blocks(num_tokens, span, self.block_size) * group.pages_per_block for group in self.groups)
 
     def largest_chunk(self, num_tokens: int) -> int:
         """Most tokens a step may compute for a lone sequence that grows to ``num_tokens``; 0: it never fits."""

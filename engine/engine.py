@@ -119,7 +119,9 @@ class Engine:
         except Exception as error:
             traceback.print_exc()
             self._failed_steps += 1
-            failed = [self._fail(request.request_id, error) for request in batch.requests]
+            # children first: a parent that leaves alone would pass the prompt that failed on to them
+            names = [name for request in batch.requests for name in reversed(request.sequence_ids)]
+            failed = [self._fail(name, error) for name in names]
             self.scheduler.forget_contents()
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from block_manager.groups import LayerGroup
 from block_manager.manager import BlockManager
 from block_manager.prefix_index import MissReason
-from block_manager.sizing import Capacity
 from block_manager.usage import SequenceUsage
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 from scheduler.ledger import RequestLedger
@@ -82,10 +81,10 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._released: list[str] = []
         groups: tuple[LayerGroup, ...] = blocks.groups
-        self._capacity = Capacity(groups, blocks.block_size, blocks.pool.num_pages, config.max_num_batched_tokens)
+        self._capacity = blocks.capacity(config.max_num_batched_tokens)
         self._pages_per_block = sum(group.pages_per_block for group in groups)
         longest = blocks.pool.num_pages * blocks.block_size if config.max_model_len is None else config.max_model_len
-        self._rotation_limit = self._capacity.max_tokens(longest)
+        self._rotation_limit = max(2, self._capacity.max_tokens(longest))
 
     # ---- requests come and go
 
@@ -316,7 +315,12 @@ class Scheduler:
         if request is None or self._num_running + 1 + len(request.children) > self.config.max_num_seqs:
             return None
         if request.request_id in self.blocks.swapped:
-            return self._swap_in(request, budget)
+            shared = self._swap_in(request, budget)
+            if shared is not None or self.running:
+                return shared
+            # nothing runs that could make room: it is computed anew, which has been proven to fit
+            self.blocks.drop_swapped(request.request_id)
+            request.num_computed_tokens = 0
         match = self.blocks.match_prefix(request.block_hashes, request.num_tokens)
         wanted = self.blocks.pages_to_admit(match, request.num_tokens, request.chunk_limit)
         if wanted + self._reserved_pages() > self.blocks.available_pages:
@@ -334,7 +338,7 @@ class Scheduler:
         return self._start(request, num_tokens)
 
     def _swap_in(self, request: Request, budget: int) -> ScheduledRequest | None:
-        wanted = self.blocks.pages_to_swap_in(request.request_id, request.num_tokens)
+        wanted = self.blocks.pages_to_swap_in(request.request_id, request.num_tokens, request.chunk_limit)
         if wanted + self._reserved_pages() > self.blocks.available_pages:
             return None
         num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, request.chunk_limit)

@@ -178,6 +178,24 @@ def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
     assert engine.last("after").num_cached_tokens == 0
 
 
+def test_a_failing_prompt_fails_all_its_samples_at_once_and_nobody_else(
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = rig(tiny_llama_dir)
+    logits = engine.engine.runner.logits
+    monkeypatch.setattr(
+        engine.engine.runner,
+        "logits",
+        lambda batch: 1 / 0 if batch.requests[0].token_ids == PROMPT else logits(batch),
+    )
+    engine.submit("p", PROMPT, 8, children=["c1", "c2", "c3"])
+    engine.step()
+    assert {name: engine.last(name).finish_reason for name in ("p", "c1", "c2", "c3")} == dict.fromkeys(
+        ("p", "c1", "c2", "c3"), FinishReason.ERROR
+    )
+    assert len(engine.alone("other", PROMPT[:-1], 8)) == 8
+
+
 def test_an_audit_returns_leaked_pages_and_says_so(
     rig: Callable, tiny_llama_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
