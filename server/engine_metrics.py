@@ -128,15 +128,21 @@ def _pool_gauges(stats: EngineStats | None) -> Iterator[Metric]:
         "KV pages by state and layer group; free pages belong to the pool. The sum is octavo_kv_pages_capacity.",
         labels=("group", "state"),
     )
+    sizes = GaugeMetricFamily(
+        "octavo_kv_bytes", "Bytes of KV pages by state and layer group, as octavo_kv_pages.", labels=("group", "state")
+    )
     groups = [] if stats is None else stats.groups
     total = 0 if stats is None else stats.pages_total
     page_bytes = 0 if stats is None else stats.page_bytes
     held = sum(group.held for group in groups)
-    pages.add_metric(("pool", "free"), 0 if stats is None else stats.pages_free)
-    for group in groups:
-        pages.add_metric((group.name, "cached"), group.cached)
-        pages.add_metric((group.name, "held"), group.held)
+    states = [("pool", "free", 0 if stats is None else stats.pages_free)]
+    states += [(group.name, "cached", group.cached) for group in groups]
+    states += [(group.name, "held", group.held) for group in groups]
+    for name, state, count in states:
+        pages.add_metric((name, state), count)
+        sizes.add_metric((name, state), count * page_bytes)
     yield pages
+    yield sizes
     yield GaugeMetricFamily("octavo_kv_pages_capacity", "KV pages in the pool.", value=total)
     yield GaugeMetricFamily("octavo_kv_capacity_bytes", "Bytes of KV memory in the pool.", value=total * page_bytes)
     used = sum(group.bytes_held for group in groups)

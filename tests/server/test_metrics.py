@@ -26,6 +26,7 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
     assert all(name.startswith("octavo_") for name in names)
     assert {
         "octavo_kv_pages",
+        "octavo_kv_bytes",
         "octavo_kv_pages_capacity",
         "octavo_kv_capacity_bytes",
         "octavo_kv_used_bytes",
@@ -137,6 +138,7 @@ async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) ->
     }
     for labels, value in pages.items():
         assert await api.metric(f"octavo_kv_pages{labels}") == value
+        assert await api.metric(f"octavo_kv_bytes{labels}") == value * 1024
     assert await api.metric("octavo_kv_pages_capacity") == sum(pages.values()) == 20
     assert await api.metric("octavo_kv_capacity_bytes") == 20 * 1024
     assert await api.metric("octavo_kv_used_bytes") == 10 * 1024
