@@ -288,7 +288,8 @@ class BlockManager:
         if swapped.device_pages + fresh > self.pool.available_pages:
             return False
         del self.swapped[sequence_id]
-        sequence = self._open(sequence_id, swapped.num_tokens, swapped.num_hashed)
+        # none of its blocks can be found now: the next commit offers them all to the index again
+        sequence = self._open(sequence_id, swapped.num_tokens, 0)
         swap.swap_in(self.host, self.pool, swapped, sequence, self._transfers, sequence.opened)
         return self.grow(sequence_id, num_tokens)
 

@@ -30,7 +30,6 @@ class SwappedSequence:
     """All that is kept of a sequence on the host."""
 
     num_tokens: int
-    num_hashed: int
     tables: tuple[SwappedTable, ...]
 
     @property
@@ -56,7 +55,7 @@ def swap_out(host: HostTier, sequence: SequencePages, transfers: list[Transfer])
             transfers.append(Transfer(TransferKind.OUT, block.pages, pages))
             copies.append(pages)
         tables.append(SwappedTable(table.first_held, tuple(copies)))
-    return SwappedSequence(sequence.num_tokens, sequence.num_hashed, tuple(tables))
+    return SwappedSequence(sequence.num_tokens, tuple(tables))
 
 
 def swap_in(

@@ -101,3 +101,19 @@ def test_a_prefix_stays_findable_while_its_sequence_is_away() -> None:
     hashes = start(blocks, "a", list(range(8)))
     assert blocks.swap_out("a") is not None
     assert blocks.match_prefix(hashes, 9).num_tokens == 8
+
+
+def test_a_sequence_that_came_back_can_be_found_as_a_prefix_again() -> None:
+    blocks = BlockManager(plan_groups([None]), 4, 4, num_host_pages=8)
+    tokens = list(range(10))
+    hashes = BlockHashes(4)
+    hashes.extend(tokens)
+    assert blocks.admit("a", blocks.match_prefix(hashes, 10), 10)
+    blocks.commit("a", 10, hashes)
+    assert blocks.swap_out("a") is not None
+    blocks.drop_cache()
+    assert blocks.match_prefix(hashes, 10).num_tokens == 0
+    assert blocks.swap_in("a", 11)
+    blocks.commit("a", 11, hashes)
+    assert blocks.match_prefix(hashes, 10).num_tokens == 8
+    assert blocks.audit() == []
