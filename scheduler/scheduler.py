@@ -315,9 +315,9 @@ class Scheduler:
         if request is None or self._num_running + 1 + len(request.children) > self.config.max_num_seqs:
             return None
         if request.request_id in self.blocks.swapped:
-            shared = self._swap_in(request, budget)
-            if shared is not None or self.running:
-                return shared
+            share = self._swap_in(request, budget)
+            if share is not None or self.running:
+                return share
             # nothing runs that could make room: it is computed anew, which has been proven to fit
             self.blocks.drop_swapped(request.request_id)
             request.num_computed_tokens = 0
