@@ -17,11 +17,12 @@ nothing. Blocks are shared by reference; one that is shared, or findable, is cop
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from block_manager import ledger, swap
+from block_manager import demand, ledger, swap
 from block_manager.block import KVBlock
 from block_manager.block_pool import BlockPool
 from block_manager.block_table import BlockTable
@@ -122,39 +123,22 @@ class BlockManager:
 
     def pages_to_admit(self, match: PrefixMatch, num_tokens: int, chunk: int) -> int:
         """Available pages that a new sequence takes to reach ``num_tokens``: fresh ones, and hits nobody holds now."""
-        pages = 0
-        for group, blocks in zip(self.groups, match.blocks, strict=True):
-            first = group.first_needed_block(match.num_tokens, self.block_size)
-            shared = sum(1 for block in blocks.values() if isinstance(block, KVBlock) and block.holders)
-            to_take = -(-num_tokens // self.block_size) - first - shared
-            # shared blocks slide out of a window too, so they do not lessen the most it holds later
-            most = group.max_blocks(num_tokens, chunk + self._max_rollback, self.block_size)
-            pages += min(to_take, most) * group.pages_per_block
-        return pages
+        span = chunk + self._max_rollback
+        return demand.pages_to_admit(self.groups, self.block_size, match.num_tokens, match.blocks, num_tokens, span)
 
     def pages_to_reach(self, sequence_id: str, num_tokens: int) -> int:
         """Pages that ``sequence_id`` takes before it can compute positions below ``num_tokens``, copies included."""
-        sequence = self.sequences[sequence_id]
-        blocks = -(-num_tokens // self.block_size)
-        pages = 0
-        for group, table in zip(self.groups, sequence.tables, strict=True):
-            copied = num_tokens > sequence.num_tokens and self._is_written_by_others(sequence, table)
-            pages += (max(0, blocks - len(table)) + copied) * group.pages_per_block
-        return pages
+        return demand.pages_to_reach(self.groups, self.block_size, self.sequences[sequence_id], num_tokens)
+
+    def pages_to_grow(self, sequence_id: str, num_tokens: int, chunk: int) -> int:
+        """Most pages that ``sequence_id`` takes on its way to ``num_tokens``, ``chunk`` tokens a step at most."""
+        span = chunk + self._max_rollback
+        return demand.pages_to_grow(self.groups, self.block_size, self.sequences[sequence_id], num_tokens, span)
 
     def pages_to_swap_in(self, sequence_id: str, num_tokens: int, chunk: int) -> int:
-        """Most pages that a swapped sequence holds while it comes back and grows to ``num_tokens``.
-
-        Like `pages_to_admit`, no more than a window and a chunk for windowed groups: what the never-fits proof allows
-        must never be asked for in vain.
-        """
-        total = -(-num_tokens // self.block_size)
-        pages = 0
-        for group, table in zip(self.groups, self.swapped[sequence_id].tables, strict=True):
-            blocks = len(table.blocks) + max(0, total - len(table))
-            most = group.max_blocks(num_tokens, chunk + self._max_rollback, self.block_size)
-            pages += min(blocks, most) * group.pages_per_block
-        return pages
+        """Most pages that a swapped sequence holds while it comes back and grows to ``num_tokens``."""
+        span = chunk + self._max_rollback
+        return demand.pages_to_swap_in(self.groups, self.block_size, self.swapped[sequence_id], num_tokens, span)
 
     def capacity(self, max_chunk: int) -> Capacity:
         """The arithmetic of what fits here, for steps of at most ``max_chunk`` tokens of one sequence."""
@@ -195,12 +179,15 @@ class BlockManager:
 
         A last block that others can see is replaced by a copy first (`take_transfers`).
         """
-        needed = self.pages_to_reach(sequence_id, num_tokens)
+        sequence = self.sequences[sequence_id]
+        if num_tokens <= sequence.writable:
+            return True
+        needed = demand.pages_to_reach(self.groups, self.block_size, sequence, num_tokens)
         if needed > self.pool.available_pages:
             return False
-        sequence = self.sequences[sequence_id]
         if num_tokens > sequence.num_tokens:
             self._own_last_blocks(sequence)
+            sequence.writable = max(-(-num_tokens // self.block_size), len(sequence.tables[0])) * self.block_size
         if needed:
             blocks = -(-num_tokens // self.block_size)
             taken = 0
@@ -219,6 +206,8 @@ class BlockManager:
         """
         sequence = self.sequences[sequence_id]
         sequence.num_tokens = num_computed_tokens
+        if num_computed_tokens < sequence.next_commit:
+            return
         full = min(num_computed_tokens // self.block_size, len(hashes))
         if self._caching and full > sequence.num_hashed:
             for table in sequence.tables:
@@ -232,10 +221,12 @@ class BlockManager:
             first_needed = group.first_needed_block(kept, self.block_size)
             if first_needed > table.first_held:
                 self._release(sequence, table.drop_before(first_needed))
+        sequence.next_commit = self._next_commit(sequence)
 
     def fork(self, sequence_id: str, child_id: str) -> None:
         """Open ``child_id`` with the same written positions as ``sequence_id``, every block shared; takes no page."""
         parent = self.sequences[sequence_id]
+        parent.writable = 0
         child = self._open(child_id, parent.num_tokens, parent.num_hashed)
         blocks = -(-parent.num_tokens // self.block_size)
         for table, copy in zip(parent.tables, child.tables, strict=True):
@@ -261,6 +252,7 @@ class BlockManager:
         for table in sequence.tables:
             self._release(sequence, table.drop_from(-(-num_tokens // self.block_size)))
         sequence.num_tokens = num_tokens
+        sequence.writable = sequence.next_commit = 0
         sequence.num_hashed = min(sequence.num_hashed, num_tokens // self.block_size)
 
     def free(self, sequence_id: str) -> SequenceUsage:
@@ -309,9 +301,9 @@ class BlockManager:
         transfers, self._transfers = merged(self._transfers), []
         return transfers
 
-    def block_tables(self, sequence_id: str) -> tuple[list[tuple[int, ...]], ...]:
-        """Per group, the page ids of each block, by absolute block index: a live view, not to be changed."""
-        return tuple(table.pages for table in self.sequences[sequence_id].tables)
+    def block_tables(self, sequence_id: str, first_block: int = 0) -> tuple[list[tuple[int, ...]], ...]:
+        """Per group, the page ids of each block from ``first_block`` on, by block index: a copy."""
+        return tuple([table.pages[first_block:] for table in self.sequences[sequence_id].tables])
 
     def sequence_usage(self, sequence_id: str) -> SequenceUsage:
         """Pages that a sequence holds and has held."""
@@ -376,13 +368,13 @@ class BlockManager:
         if pages:
             sequence.count(-pages, self._clock())
 
-    def _is_written_by_others(self, sequence: SequencePages, table: BlockTable) -> bool:
-        """Whether the partly filled last block must be copied before ``sequence`` writes on."""
-        index, offset = divmod(sequence.num_tokens, self.block_size)
-        if not offset or index >= len(table):
-            return False
-        block = table.blocks[index]
-        return block is not None and len(block.holders) > 1
+    def _next_commit(self, sequence: SequencePages) -> int:
+        """The first length at which a block of ``sequence`` is full, or falls behind a window."""
+        lengths = [(sequence.num_hashed + 1) * self.block_size] if self._caching else []
+        for group, table in zip(self.groups, sequence.tables, strict=True):
+            if group.window is not None:
+                lengths.append((table.first_held + 1) * self.block_size + group.window - 1 + self._max_rollback)
+        return min(lengths, default=sys.maxsize)
 
     def _own_last_blocks(self, sequence: SequencePages) -> None:
         """Make the block that the next position lies in the sequence's own, and not findable."""

@@ -13,7 +13,8 @@ class SequencePages:
     """Tables, one per group, and how far they are written.
 
     ``handle`` stands for the sequence in blocks' holder sets. Positions below ``num_tokens`` are written; blocks below
-    ``num_hashed`` were offered to the prefix index.
+    ``num_hashed`` were offered to the prefix index. Positions below ``writable`` have blocks that nobody else sees; a
+    commit of fewer than ``next_commit`` tokens changes nothing but ``num_tokens``.
     """
 
     sequence_id: str
@@ -22,6 +23,8 @@ class SequencePages:
     num_tokens: int
     num_hashed: int
     opened: float
+    writable: int = 0
+    next_commit: int = 0
     held_pages: int = 0
     peak_pages: int = 0
     _page_seconds: float = 0.0

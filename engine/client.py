@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import os
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import msgspec
 from block_manager.groups import plan_groups
 from block_manager.sizing import Capacity
 from engine.channel import LENGTH, decode_from_engine, frame
+from engine.collector import Collector
 from engine.config import EngineConfig
 from engine.messages import (
     AbortRequests,
@@ -30,9 +32,15 @@ from engine.messages import (
     EngineReady,
     EngineRequest,
     EngineStats,
+    Explained,
+    ExplainRequest,
+    FromEngine,
     LoadProgress,
+    ReadStats,
     RequestDelta,
+    RequestExplanation,
     Shutdown,
+    StatsRead,
     StepOutput,
 )
 
@@ -73,39 +81,6 @@ class RequestTooLarge(EngineError):
         self.code = code
 
 
-class _Collector:
-    """What one request's reader has not read yet, merged into one delta."""
-
-    def __init__(self) -> None:
-        self._pending: RequestDelta | None = None
-        self._error: EngineError | None = None
-        self._arrived = asyncio.Event()
-
-    def put(self, delta: RequestDelta) -> None:
-        if self._pending is not None:
-            delta = msgspec.structs.replace(
-                delta,
-                token_ids=self._pending.token_ids + delta.token_ids,
-                logprob=self._pending.logprob + delta.logprob,
-            )
-        self._pending = delta
-        self._arrived.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = error
-        self._arrived.set()
-
-    async def get(self) -> RequestDelta:
-        await self._arrived.wait()
-        if self._pending is not None:
-            delta, self._pending = self._pending, None
-            if self._error is None:
-                self._arrived.clear()
-            return delta
-        assert self._error is not None
-        raise self._error
-
-
 class EngineClient:
     """One engine process and the requests in flight in it."""
 
@@ -119,8 +94,10 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._capacity: Capacity | None = None
-        self._collectors: dict[str, _Collector] = {}
+        self._collectors: dict[str, Collector] = {}
         self._unfollowed: set[str] = set()  # children whose deltas nobody reads yet
+        self._query_ids = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[StatsRead | Explained]] = {}
         self._gave_up = asyncio.Event()
         self._last_heard = 0.0
         self._deaths: list[float] = []
@@ -197,8 +174,10 @@ class EngineClient:
             reason = "the engine process died"
             while (message := await _receive(current)) is not None:
                 self._last_heard = time.monotonic()
-                if isinstance(message, StepOutput):
-                    self.stats = message.stats
+                if isinstance(message, StatsRead | Explained):
+                    self._answer(message)
+                elif isinstance(message, StepOutput):
+                    self.stats = message.stats or self.stats
                     for delta in message.deltas:
                         if (collector := self._collectors.get(delta.request_id)) is not None:
                             collector.put(delta)
@@ -308,7 +287,7 @@ class EngineClient:
                 raise ValueError(f"request {name} is in flight already")
         if not self._collectors:
             self._last_heard = time.monotonic()
-        self._collectors.update((name, _Collector()) for name in family)
+        self._collectors.update((name, Collector()) for name in family)
         self._unfollowed.update(request.children)
         self._send(request)
         try:
@@ -331,6 +310,22 @@ class EngineClient:
         async with contextlib.aclosing(self._deltas(child_id)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def explain(self, request_id: str) -> RequestExplanation | None:
+        """Why a request waits, or was preempted; None when the engine does not know it, or no longer.
+
+        Raises EngineUnavailable or EngineDied.
+        """
+        answer = await self._ask(lambda query_id: ExplainRequest(query_id, request_id))
+        assert isinstance(answer, Explained)
+        return answer.explanation
+
+    async def read_stats(self) -> EngineStats:
+        """Pages, queues and counters, now. Raises EngineUnavailable or EngineDied."""
+        answer = await self._ask(ReadStats)
+        assert isinstance(answer, StatsRead)
+        self.stats = answer.stats
+        return answer.stats
 
     async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:
         collector = self._collectors[request_id]
@@ -363,12 +358,32 @@ class EngineClient:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
 
+    async def _ask(self, make_query: Callable[[int], ExplainRequest | ReadStats]) -> StatsRead | Explained:
+        """Send a query and wait for its answer, which comes between two steps."""
+        self._serving()
+        query_id = next(self._query_ids)
+        answer: asyncio.Future[StatsRead | Explained] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = answer
+        self._send(make_query(query_id))
+        try:
+            return await answer
+        finally:
+            del self._queries[query_id]
+
+    def _answer(self, message: StatsRead | Explained) -> None:
+        waiting = self._queries.get(message.query_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
     def _fail_all(self, error: EngineError) -> None:
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(error)
         for collector in self._collectors.values():
             collector.fail(error)
 
 
-async def _receive(reader: asyncio.StreamReader) -> StepOutput | LoadProgress | EngineReady | EngineFailed | None:
+async def _receive(reader: asyncio.StreamReader) -> FromEngine | None:
     """The next message, or None when the engine is gone."""
     try:
         length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]

@@ -6,6 +6,8 @@ types, so that the API process can resolve a model name without importing the mo
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from models.checkpoint import Checkpoint, resolve_checkpoint
@@ -17,6 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 DEVICES = ("auto", "cpu", "cuda")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
 
@@ -35,6 +38,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
     evicted prefixes and preempted sequences. Every page is accounted for when the engine falls idle, and every
     ``audit_interval`` steps.
+
+    ``scheduling_policy`` orders requests; ``priority_aging`` are the seconds of waiting that make up for one level of
+    priority, and ``tenant_weights`` the shares of tenants (1 where there is none). Requests beyond
+    ``max_queued_requests`` or ``max_queued_tokens`` are refused, and those that wait longer than ``queue_timeout``
+    seconds; None: for ever. ``long_prefill_token_threshold``, ``watermark_tokens`` and ``max_overtakes`` are explained
+    in `SchedulerConfig`. ``async_scheduling``: schedule a step while the one before it runs.
     """
 
     model: str
@@ -54,6 +63,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     seed: int | None = None
     audit_interval: int | None = None
+    scheduling_policy: str = "fcfs"
+    priority_aging: float = 10.0
+    tenant_weights: dict[str, float] = {}
+    long_prefill_token_threshold: int | None = None
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1_048_576
+    queue_timeout: float | None = None
+    watermark_tokens: int = 32
+    max_overtakes: int = 16
+    async_scheduling: bool = False
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""
@@ -63,6 +82,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype}: choose one of {', '.join(KV_CACHE_DTYPES)}")
         if self.device not in DEVICES:
             raise ConfigError(f"--device {self.device}: choose one of {', '.join(DEVICES)}")
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            choices = ", ".join(SCHEDULING_POLICIES)
+            raise ConfigError(f"--scheduling-policy {self.scheduling_policy}: choose one of {choices}")
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size {self.block_size}: choose 8, 16, 32, 64 or 128 tokens")
         positive = {
@@ -73,6 +95,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--num-gpu-blocks-override": self.num_gpu_blocks_override,
             "--threads": self.threads,
             "--audit-interval": self.audit_interval,
+            "--long-prefill-token-threshold": self.long_prefill_token_threshold,
+            "--max-queued-requests": self.max_queued_requests,
+            "--max-queued-tokens": self.max_queued_tokens,
         }
         for flag, value in positive.items():
             if value is not None and value < 1:
@@ -83,6 +108,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and value > most:
                 raise ConfigError(f"{flag} {value}: must be at most {most}")
+        for flag, count in (("--watermark-tokens", self.watermark_tokens), ("--max-overtakes", self.max_overtakes)):
+            if count < 0:
+                raise ConfigError(f"{flag} {count}: must not be negative")
+        if self.queue_timeout is not None and not 0.0 < self.queue_timeout < math.inf:
+            raise ConfigError(f"--queue-timeout {self.queue_timeout}: must be a number of seconds above 0")
+        if not 0.0 < self.priority_aging < math.inf:
+            raise ConfigError(f"--priority-aging {self.priority_aging}: must be a number of seconds above 0")
+        if not all(0.0 < weight < math.inf for weight in self.tenant_weights.values()):
+            raise ConfigError("--tenant-weights: every weight must be above 0")
         if self.swap_space_bytes < 0:
             raise ConfigError(f"--swap-space {self.swap_space_bytes}: must not be negative")
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:

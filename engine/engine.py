@@ -1,6 +1,11 @@
-"""Engine: the step loop's body, in one process and one thread.
+"""Engine: the step loop's body, in one process.
 
     submit / abort -> scheduler.schedule() -> runner.execute() -> scheduler.update() -> one StepOutput
+
+With an executor that overlaps, step N + 1 is scheduled, and submitted, while step N runs:
+
+    step()   schedule N+1 | submit N+1 | wait for N | update N | its StepOutput
+    device          N .................................| N+1 ...
 
 Contains failures: a step that raises fails the requests it ran, gives their pages back and leaves the rest alone; after
 ``MAX_FAILED_STEPS`` in a row the engine gives up, since the device is then the likelier cause.
@@ -12,27 +17,49 @@ import random
 import sys
 import time
 import traceback
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import msgspec
 
 from block_manager.hashing import BlockHashes
-from block_manager.prefix_index import MissReason
-from engine.messages import EngineRequest, EngineStats, GroupUsage, Ledger, RequestDelta, SamplingParams, StepOutput
-from engine.runner import Runner
+from engine.messages import (
+    EngineRequest,
+    EngineStats,
+    Failure,
+    RequestDelta,
+    RequestExplanation,
+    SamplingParams,
+    StepOutput,
+)
+from engine.reports import request_explanation, request_ledger, scheduler_stats
+from engine.runner import DrawnToken, Runner
 from engine.sampler import child_seed
+from engine.step_executor import InlineExecutor, StepExecutor
 from scheduler.batch import ScheduledBatch
+from scheduler.output import TokenOutput
+from scheduler.refusal import NeverFits, Refusal
 from scheduler.request import FinishReason, Request
-from scheduler.scheduler import NeverFits, Scheduler, TokenOutput
+from scheduler.scheduler import Scheduler
 
 MAX_FAILED_STEPS = 3
+STATS_INTERVAL_SECONDS = 0.5
 
 
 class EngineBroken(Exception):
     """Steps keep failing."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was submitted; its result is the drawn tokens, and the seconds it ran."""
+
+    batch: ScheduledBatch
+    result: Future[tuple[dict[str, DrawnToken], float]]
+
+
 class Engine:
-    """Requests in, token deltas out, one step at a time."""
+    """Requests in, token deltas out, one step at a time. ``queue_timeout`` is in seconds; None: no limit."""
 
     def __init__(
         self,
@@ -43,42 +70,53 @@ class Engine:
         page_bytes: int,
         audit_interval: int | None = None,
         seed: int | None = None,
+        queue_timeout: float | None = None,
+        executor: StepExecutor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self._eos_token_ids = eos_token_ids
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval
+        self._queue_timeout = queue_timeout
+        self._executor = executor or InlineExecutor()
         self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
         self._sampling: dict[str, SamplingParams] = {}
-        self._pending: list[RequestDelta] = []  # endings decided outside a step
+        self._positions: dict[str, int] = {}  # last told, of requests that asked
+        self._pending: list[RequestDelta] = []  # decided outside a step
+        self._under_way: _Step | None = None
         self._steps = 0
         self._failed_steps = 0
         self._step_seconds = 0.0
         self._audit_failures = 0
+        self._stats_sent = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._pending) or self.scheduler.has_work
+        return bool(self._pending) or self._under_way is not None or self.scheduler.has_work
+
+    # ---- requests come and go
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. One that cannot run ends at once, with an error; it never reaches a step."""
         sampling = request.sampling
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
+        names = (request.request_id, *request.children)
         try:
-            family = [self._request(request, name, sampling) for name in (request.request_id, *request.children)]
+            family = [self._request(request, name, sampling) for name in names]
             family[0].children = family[1:]
             self.scheduler.add(family[0])
         except (NeverFits, ValueError) as error:
-            self._pending += [
-                RequestDelta(request_id=name, token_ids=[], finish_reason=FinishReason.ERROR, error=str(error))
-                for name in (request.request_id, *request.children)
-            ]
+            code = "never_fits" if isinstance(error, NeverFits) else "invalid"
+            failure = Failure(code=code, message=str(error))
+            self._pending += [_failed(name, failure) for name in names]
         else:
             for number, member in enumerate(family):
                 seed = child_seed(sampling.seed or 0, number)
                 self._sampling[member.request_id] = msgspec.structs.replace(sampling, seed=seed)
+            if request.reports_position:
+                self._positions[request.request_id] = 0
 
     def _request(self, request: EngineRequest, request_id: str, sampling: SamplingParams) -> Request:
         return Request(
@@ -89,57 +127,79 @@ class Engine:
             stop_token_ids=frozenset(sampling.stop_token_ids),
             block_hashes=BlockHashes(self.scheduler.blocks.block_size, request.cache_salt),
             rotates=request.rotates,
+            priority=request.priority,
+            tenant=request.tenant,
+            timeout=request.timeout,
+            queue_timeout=self._queue_timeout,
         )
 
     def abort(self, request_ids: list[str]) -> None:
         """End these requests, in whatever state they are; ids that have ended or never were are ignored."""
         for request_id in request_ids:
             if self.scheduler.finish(request_id) is not None:
-                del self._sampling[request_id]
+                self._forget(request_id)
                 self._pending.append(
                     RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
                 )
 
+    # ---- steps
+
     def step(self) -> StepOutput:
         """Schedule, execute, account. Raises EngineBroken when steps fail one after the other."""
         started = time.perf_counter()
-        deltas, self._pending = self._pending, []
         batch = self.scheduler.schedule()
-        if batch:
-            deltas += self._run(batch)
+        deltas, self._pending = self._pending, []
+        deltas += [self._refused(refusal) for refusal in self.scheduler.take_refusals()]
+        deltas += self._new_positions()
+        due = self._submit_step(batch) if batch else None
+        if self._executor.overlaps:
+            due, self._under_way = self._under_way, due
+        if due is not None:
+            deltas += self._finish_step(due)
             self._steps += 1
             self._step_seconds += time.perf_counter() - started
             if self._audit_interval and self._steps % self._audit_interval == 0:
                 self.audit()
-        return StepOutput(deltas=deltas, stats=self.stats())
+        return StepOutput(deltas=deltas, stats=self._stats_at_times())
 
-    def _run(self, batch: ScheduledBatch) -> list[RequestDelta]:
+    def _submit_step(self, batch: ScheduledBatch) -> _Step:
+        # a copy: requests may end while the step runs
+        sampling = {
+            name: self._sampling[name] for share in batch.requests if share.samples for name in share.sequence_ids
+        }
+        return _Step(batch, self._executor.submit(self._execute, batch, sampling))
+
+    def _execute(
+        self, batch: ScheduledBatch, sampling: dict[str, SamplingParams]
+    ) -> tuple[dict[str, DrawnToken], float]:
+        started = time.perf_counter()
+        drawn = self.runner.execute(batch, sampling)
+        return drawn, time.perf_counter() - started
+
+    def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
-            drawn = self.runner.execute(batch, self._sampling)
+            drawn, seconds = step.result.result()
         except Exception as error:
-            traceback.print_exc()
+            traceback.print_exception(error)
             self._failed_steps += 1
-            # children first: a parent that leaves alone would pass the prompt that failed on to them
-            names = [name for request in batch.requests for name in reversed(request.sequence_ids)]
-            failed = [self._fail(name, error) for name in names]
-            self.scheduler.forget_contents()
+            failure = Failure(
+                code="step_failed", message=f"the step failed: {type(error).__name__}: {error}", started=True
+            )
+            ended = self.scheduler.fail(step.batch)
+            for name in ended:
+                self._forget(name)
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
-            return failed
+            return [_failed(name, failure) for name in ended]
         self._failed_steps = 0
-        outputs = self.scheduler.update(batch, {name: token.token_id for name, token in drawn.items()})
+        self.scheduler.outlook.step_time.observe(step.batch.num_tokens, seconds)
+        outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()})
         return [self._delta(output, drawn[output.request.request_id].logprob) for output in outputs]
-
-    def _fail(self, request_id: str, error: Exception) -> RequestDelta:
-        self.scheduler.finish(request_id)
-        self._sampling.pop(request_id, None)
-        message = f"the step failed: {type(error).__name__}: {error}"
-        return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, error=message)
 
     def _delta(self, output: TokenOutput, logprob: float) -> RequestDelta:
         request = output.request
         if output.finish_reason is not None:
-            del self._sampling[request.request_id]
+            self._forget(request.request_id)
         named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
         return RequestDelta(
             request_id=request.request_id,
@@ -148,8 +208,39 @@ class Engine:
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,
             logprob=logprob,
-            ledger=None if output.finish_reason is None else _ledger(request),
+            ledger=None if output.finish_reason is None else request_ledger(request),
         )
+
+    def _refused(self, refusal: Refusal) -> RequestDelta:
+        self._forget(refusal.request_id)
+        failure = Failure(
+            code=refusal.reason.value,
+            message=refusal.message,
+            started=refusal.started,
+            retry_after=refusal.retry_after,
+        )
+        return _failed(refusal.request_id, failure)
+
+    def _new_positions(self) -> list[RequestDelta]:
+        """Places in the queue that changed, for those who asked for theirs."""
+        if not self._positions:
+            return []
+        deltas = []
+        waiting = {request.request_id: place for place, request in enumerate(self.scheduler.waiting, 1)}
+        for request_id, told in list(self._positions.items()):
+            place = waiting.get(request_id)
+            if place is None:
+                del self._positions[request_id]  # it has started
+            elif place != told:
+                self._positions[request_id] = place
+                deltas.append(RequestDelta(request_id=request_id, token_ids=[], queue_position=place))
+        return deltas
+
+    def _forget(self, request_id: str) -> None:
+        self._sampling.pop(request_id, None)
+        self._positions.pop(request_id, None)
+
+    # ---- what there is to know
 
     def audit(self) -> list[str]:
         """Account for every page; what is wrong is counted, printed with its owner, and mended where it can be.
@@ -165,57 +256,29 @@ class Engine:
             print(f"octavo: page audit: {len(returned)} pages returned to the pool", file=sys.stderr, flush=True)
         return problems
 
+    def explain(self, request_id: str) -> RequestExplanation | None:
+        """Why a request waits, or was preempted; None when it is not known, or no longer."""
+        explanation = self.scheduler.explain(request_id)
+        return None if explanation is None else request_explanation(explanation)
+
     def stats(self) -> EngineStats:
         """Pages, queues and counters, now."""
-        usage = self.scheduler.blocks.usage()
-        counters = self.scheduler.counters
-        host = self.scheduler.blocks.host
-        return EngineStats(
-            pages_total=usage.total,
-            pages_free=usage.free,
+        return scheduler_stats(
+            self.scheduler,
             page_bytes=self._page_bytes,
-            groups=[
-                GroupUsage(
-                    name=group.name,
-                    cached=group.cached,
-                    held=group.held,
-                    bytes_held=group.held * self._page_bytes,
-                    shared=group.shared,
-                    evicted=group.evicted,
-                    held_slots=group.held_slots,
-                    wasted_slots=group.wasted_slots,
-                )
-                for group in usage.groups
-            ],
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            oldest_cached_seconds=usage.oldest_cached_seconds,
-            host_pages_total=host.num_pages,
-            host_pages_free=host.free_pages,
-            host_pages_swapped=host.swapped_pages,
-            preemptions=counters.preemptions,
-            swaps=counters.swaps,
-            rotations=counters.rotations,
-            prompt_tokens=counters.prompt_tokens,
-            cached_prompt_tokens=counters.cached_prompt_tokens,
-            missed_prompt_tokens={reason.value: counters.missed_tokens[reason] for reason in MissReason},
-            page_seconds=counters.page_seconds,
-            recomputed_tokens=counters.recomputed_tokens,
-            generation_tokens=counters.generation_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
             audit_failures=self._audit_failures,
         )
 
+    def _stats_at_times(self) -> EngineStats | None:
+        """Stats for a message: before the engine falls idle, and else only so often, as they take a look at all."""
+        now = time.perf_counter()
+        if self.has_work and now - self._stats_sent < STATS_INTERVAL_SECONDS:
+            return None
+        self._stats_sent = now
+        return self.stats()
 
-def _ledger(request: Request) -> Ledger:
-    ledger = request.ledger
-    return Ledger(
-        peak_pages=ledger.peak_pages,
-        page_seconds=ledger.page_seconds,
-        cached_tokens=ledger.cached_tokens,
-        recomputed_tokens=ledger.recomputed_tokens,
-        rotations=ledger.rotations,
-        swaps=ledger.swaps,
-        preempted_by=ledger.preempted_by,
-    )
+
+def _failed(request_id: str, failure: Failure) -> RequestDelta:
+    return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, failure=failure)

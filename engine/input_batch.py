@@ -1,8 +1,8 @@
 """InputBatch: a ScheduledBatch of ids and ints, turned into the tensors of one step.
 
-Keeps one row per running request in persistent block tables, to which each step adds only the blocks that are new, so
-that a step's cost does not grow with the length of the contexts. Rows hold stale ids for blocks that slid out of a
-window; the kernels never look there.
+Keeps one row per running request in persistent block tables, into which each share writes only the blocks that it
+brings, so that a step's cost does not grow with the length of the contexts. Rows hold stale ids for blocks that slid
+out of a window; the kernels never look there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class InputBatch:
         self._tables = [
             np.zeros((group.pages_per_block, max_num_seqs, self._max_blocks), dtype=np.int32) for group in self._groups
         ]
-        self._filled = np.zeros((len(self._groups), max_num_seqs), dtype=np.int64)
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -83,14 +82,9 @@ class InputBatch:
         row = self._row_of.get(request.request_id)
         if row is None:
             row = self._row_of[request.request_id] = self._free_rows.pop()
-        for index, blocks in enumerate(request.block_tables):
-            # the block being written may have been replaced by a copy of its own, so it is always read again
-            start = min(int(self._filled[index, row]), request.num_computed_tokens // self._block_size)
-            if request.admitted:
-                start = 0
-            if start < len(blocks):
-                self._tables[index][:, row, start : len(blocks)] = np.array(blocks[start:], dtype=np.int32).T
-            self._filled[index, row] = len(blocks)
+        start = request.first_block
+        for table, blocks in zip(self._tables, request.block_tables, strict=True):
+            table[:, row, start : start + len(blocks)] = np.array(blocks, dtype=np.int32).T
         return row
 
     def _metadata(

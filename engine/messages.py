@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from scheduler.request import FinishReason
+from scheduler.request import FinishReason, RequestStatus, WaitReason
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +36,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
     ``children`` are ids of further samples of the same prompt, which share its pages. ``cache_salt`` keeps its pages
     from being found under any other salt. ``rotates``: at the end of the context, drop the middle and go on.
+
+    ``tenant`` is whose share it counts towards, ``priority`` lower for what goes first; each matters to the scheduling
+    policy of its name. ``timeout`` is in seconds from arrival in the engine to the end. ``reports_position``: while it
+    waits, say at which place.
     """
 
     request_id: str
@@ -44,6 +48,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     children: list[str] = []
     cache_salt: str = ""
     rotates: bool = False
+    tenant: str = ""
+    priority: int = 0
+    timeout: float | None = None
+    reports_position: bool = False
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -52,8 +60,43 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class ExplainRequest(msgspec.Struct, frozen=True, tag="explain"):
+    """Ask why a request waits, or was preempted; answered between two steps with an `Explained`."""
+
+    query_id: int
+    request_id: str
+
+
+class ReadStats(msgspec.Struct, frozen=True, tag="read_stats"):
+    """Ask for the state of pages and queues, now; answered between two steps with a `StatsRead`."""
+
+    query_id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Leave the step loop and exit."""
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request ended with an error. ``code`` is a RefusalReason, "never_fits", "invalid" or "step_failed".
+
+    ``started``: it had begun to run. ``retry_after``: seconds after which it may be worth while to come again.
+    """
+
+    code: str
+    message: str
+    started: bool = False
+    retry_after: float | None = None
+
+
+class PreemptionNote(msgspec.Struct, frozen=True, kw_only=True):
+    """One preemption of a request: for whom (itself, where older ones kept their pages), how, and what it cost."""
+
+    requester: str
+    kind: str
+    cause: str
+    pages_freed: int
+    tokens_to_recompute: int
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +107,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     recomputed_tokens: int
     rotations: int
-    swaps: int
-    preempted_by: list[str]
+    preemptions: list[PreemptionNote]
 
 
 class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +116,8 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
     ``stop_token_id`` names the id that ended the request when it was one of its ``stop_token_ids``; it is None for EOS.
     ``num_cached_tokens`` counts prompt tokens read from pages instead of computed, as of first admission.
     ``logprob`` sums the log probabilities of ``token_ids`` where ``rank`` asked for it. ``ledger`` comes with the
-    last delta of a request that ran. ``error`` explains a finish reason of ERROR.
+    last delta of a request that ran. ``failure`` explains a finish reason of ERROR. ``queue_position`` comes alone, to
+    requests that asked for it: 1 for the one that starts next.
     """
 
     request_id: str
@@ -84,7 +127,8 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     logprob: float = 0.0
     ledger: Ledger | None = None
-    error: str | None = None
+    failure: Failure | None = None
+    queue_position: int | None = None
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +147,19 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     wasted_slots: int
 
 
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """State of pages and queues after a step, with counters since the engine started.
+class PreemptionCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Preemptions of one kind and cause."""
 
-    Pages: ``pages_free + sum(cached) + sum(held) == pages_total``.
+    kind: str
+    cause: str
+    count: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """State of pages and queues between two steps, with counters since the engine started.
+
+    Pages: ``pages_free + sum(cached) + sum(held) == pages_total``. ``waiting_by_reason`` adds up to ``waiting``;
+    ``queued_tokens`` are those that waiting requests have to compute. ``refusals`` are by RefusalReason.
     """
 
     pages_total: int
@@ -119,8 +172,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     host_pages_swapped: int
     running: int
     waiting: int
-    preemptions: int
-    swaps: int
+    waiting_by_reason: dict[str, int]
+    queued_tokens: int
+    longest_wait_seconds: float
+    preemptions: list[PreemptionCount]
+    refusals: dict[str, int]
+    overtakes: int
     rotations: int
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -132,12 +189,53 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float
     audit_failures: int
 
+    @property
+    def num_preemptions(self) -> int:
+        return sum(one.count for one in self.preemptions)
+
+    @property
+    def num_swaps(self) -> int:
+        return sum(one.count for one in self.preemptions if one.kind == "swap")
+
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Everything one step produced, in one message."""
+    """Everything one step produced, in one message. ``stats`` come with the last before it falls idle, and at times."""
 
     deltas: list[RequestDelta]
+    stats: EngineStats | None = None
+
+
+class StatsRead(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """The answer to a `ReadStats`."""
+
+    query_id: int
     stats: EngineStats
+
+
+class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request stands; see `scheduler.explanation.Explanation`, whose sentences are in ``text``."""
+
+    request_id: str
+    status: RequestStatus
+    text: str
+    seconds_since_arrival: float
+    position: int | None
+    expected_start_seconds: float | None
+    wait_reason: WaitReason | None
+    wanted_pages: int
+    available_pages: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_overtakers: int
+    preemptions: list[PreemptionNote]
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
+    """The answer to an `ExplainRequest`: None for a request that is not known, or no longer."""
+
+    query_id: int
+    explanation: RequestExplanation | None
 
 
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -178,5 +276,5 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = EngineRequest | AbortRequests | Shutdown
-FromEngine = StepOutput | LoadProgress | EngineReady | EngineFailed
+ToEngine = EngineRequest | AbortRequests | ExplainRequest | ReadStats | Shutdown
+FromEngine = StepOutput | StatsRead | Explained | LoadProgress | EngineReady | EngineFailed

@@ -17,7 +17,16 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.channel import Channel, ChannelClosed
-from engine.messages import AbortRequests, EngineFailed, EngineRequest, Shutdown
+from engine.messages import (
+    AbortRequests,
+    EngineFailed,
+    EngineRequest,
+    Explained,
+    ExplainRequest,
+    ReadStats,
+    Shutdown,
+    StatsRead,
+)
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -84,6 +93,11 @@ def run(engine: Engine, channel: Channel) -> None:
                 engine.submit(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)
+            elif isinstance(message, ExplainRequest):
+                explanation = engine.explain(message.request_id)
+                channel.send(Explained(query_id=message.query_id, explanation=explanation))
+            elif isinstance(message, ReadStats):
+                channel.send(StatsRead(query_id=message.query_id, stats=engine.stats()))
             elif isinstance(message, Shutdown):
                 return
         if engine.has_work:

@@ -17,7 +17,7 @@ from engine.messages import SamplingParams
 from engine.sampler import Sampler, log_probability, uniform_draw
 from kernels.attention import KVPages, PagedLayer
 from models.model import CausalLM
-from scheduler.batch import ScheduledBatch
+from scheduler.batch import PLACEHOLDER, ScheduledBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Runner:
         self._host_cache = host_cache
         self._inputs = inputs
         self._sampler = Sampler()
+        self._newest: dict[str, int] = {}  # the last token each running sequence drew
         pages = [KVPages(*kv_cache.slot_tensors(slot)) for slot in range(len(kv_cache.key_pages))]
         places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
         self._layers = [(pages[slot], group, column) for group, column, slot in places]
@@ -46,6 +47,7 @@ class Runner:
     def execute(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, DrawnToken]:
         """Run the step; returns the next token of each sequence that draws one. ``sampling`` seeds must be set."""
         self._move_pages(batch.transfers)
+        self._fill_in(batch)
         logits = self.logits(batch)
         sampled = [request for request in batch.requests if request.samples]
         drawing = [(row, request, name) for row, request in enumerate(sampled) for name in request.sequence_ids]
@@ -59,10 +61,19 @@ class Runner:
             for one, (_, request, _) in zip(params, drawing, strict=True)
         ]
         token_ids = self._sampler.sample(logits, params, draws)
+        self._newest.update((name, token_id) for (_, _, name), token_id in zip(drawing, token_ids, strict=True))
         return {
             name: DrawnToken(token_id, log_probability(row, token_id) if one.rank else 0.0)
             for (_, _, name), token_id, row, one in zip(drawing, token_ids, logits, params, strict=True)
         }
+
+    def _fill_in(self, batch: ScheduledBatch) -> None:
+        """Tokens that were not known when the step was scheduled, because the one before it drew them."""
+        for request_id in batch.released:
+            self._newest.pop(request_id, None)
+        for request in batch.requests:
+            if request.token_ids[-1] == PLACEHOLDER:
+                request.token_ids[-1] = self._newest[request.request_id]
 
     def _move_pages(self, transfers: Sequence[Transfer]) -> None:
         """Carry out what the block manager decided, in its order."""

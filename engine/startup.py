@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -21,14 +22,18 @@ from engine.input_batch import InputBatch
 from engine.machine import available_memory, usable_cores
 from engine.messages import EngineReady, LoadProgress
 from engine.runner import Runner
+from engine.step_executor import ThreadExecutor
 from kernels.backends import check_page_dtype, choose_backend
 from models.loader import load_model
 from models.spec import ModelSpec
-from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.config import SchedulerConfig
+from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
+from scheduler.scheduler import Scheduler
 
 CPU_MEMORY_SHARE = 0.4  # of what is available after the weights: the machine has other tenants
 GPU_MEMORY_SHARE = 0.9  # of the device, weights and activations included
 GPU_ACTIVATION_BYTES = 1 << 30
+HOST_COPY_BYTES_PER_SECOND = 5e9  # of pages that move to host memory or back; an estimate for choosing
 
 
 class StageTimes:
@@ -100,7 +105,18 @@ def build_engine(
             f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(max_model_len - 1) + 1} tokens, less "
             f"than the context of {max_model_len}: longer requests are refused"
         )
-    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, max_model_len), blocks)
+    limits = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_model_len=max_model_len,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        watermark_tokens=config.watermark_tokens,
+        max_overtakes=config.max_overtakes,
+        seconds_per_page=bytes_per_page / HOST_COPY_BYTES_PER_SECOND,
+    )
+    scheduler = Scheduler(limits, blocks, _choose_policy(config))
     engine = Engine(
         scheduler,
         Runner(model, kv_cache, inputs, host_cache),
@@ -108,6 +124,8 @@ def build_engine(
         page_bytes=bytes_per_page,
         audit_interval=config.audit_interval,
         seed=config.seed,
+        queue_timeout=config.queue_timeout,
+        executor=ThreadExecutor(partial(torch.set_num_threads, threads)) if config.async_scheduling else None,
     )
     ready = EngineReady(
         device=str(device),
@@ -131,6 +149,14 @@ def build_engine(
         stats=engine.stats(),
     )
     return engine, ready
+
+
+def _choose_policy(config: EngineConfig) -> Policy:
+    if config.scheduling_policy == PriorityWithAging.name:
+        return PriorityWithAging(config.priority_aging)
+    if config.scheduling_policy == FairShare.name:
+        return FairShare(config.tenant_weights)
+    return FirstComeFirstServed()
 
 
 def _choose_device(name: str) -> torch.device:

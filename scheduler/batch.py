@@ -7,31 +7,36 @@ the runner's tensors is ``requests[i]``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from block_manager.transfers import Transfer
 
+PLACEHOLDER = -1  # stands for the token that the request's step before this one draws
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+
+class ScheduledRequest(NamedTuple):
     """One request's share of a step.
 
     The step computes positions ``num_computed_tokens .. num_computed_tokens + len(token_ids) - 1``, whose ids are
-    ``token_ids``. ``samples`` is true when the last of them is the last known token, so that the step yields the next
-    one. ``block_tables[g][i]`` are the page ids, one per page column of group ``g``, that hold positions ``i *
-    block_size .. (i + 1) * block_size - 1``; blocks that slid out of a window hold the null page (0). They are live
-    views of the block manager's tables: read them during the step, never keep or change them. ``admitted`` marks the
-    first step after (re)admission, whose tables owe nothing to earlier ones. ``sequence_ids`` are the sequences that
-    each draw a next token from the last position: the request, and its children in the step that completes its prompt.
-    ``output_index`` counts the tokens drawn before, so that a draw is a function of seed and index.
+    ``token_ids``; the last of them is `PLACEHOLDER` where a step that has not ended yet draws it. ``samples`` is true
+    when it is the last token there is, so that the step yields the next one. ``block_tables[g][i]`` are the page ids,
+    one per page column of group ``g``, that hold block ``first_block + i`` of the sequence; blocks before it are as in
+    the request's earlier shares. Blocks that slid out of a window hold the null page (0). ``admitted`` marks the first
+    step after (re)admission, whose tables owe nothing to earlier ones; ``turn`` numbers that admission, so that a share
+    can be told from one of an earlier life. ``sequence_ids`` are the sequences that each draw a next token from the
+    last position: the request, and its children in the step that completes its prompt. ``output_index`` counts the
+    tokens drawn before, so that a draw is a function of seed and index.
     """
 
     request_id: str
+    turn: int
     token_ids: list[int]
     num_computed_tokens: int
     samples: bool
     admitted: bool
     sequence_ids: tuple[str, ...]
     output_index: int
+    first_block: int
     block_tables: tuple[list[tuple[int, ...]], ...]
 
     @property
@@ -53,7 +58,7 @@ class ScheduledBatch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(request.num_tokens for request in self.requests)
+        return sum(len(request.token_ids) for request in self.requests)
 
     def __bool__(self) -> bool:
         return bool(self.requests)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from block_manager.usage import SequenceUsage
+from scheduler.preemption_record import Preemption
 
 
 @dataclass(slots=True)
 class RequestLedger:
     """Pages over all its turns of running, and tokens that were, or were not, computed for it.
 
-    ``preempted_by`` names the request that its pages were taken for, once per preemption; ``swaps`` says how many of
-    those moved its pages to the host instead of giving up their contents. ``held_pages`` is as of the last look.
+    ``preemptions`` records each time its pages were taken for another. ``held_pages`` is as of the last look.
     """
 
     held_pages: int = 0
@@ -21,8 +21,7 @@ class RequestLedger:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     rotations: int = 0
-    swaps: int = 0
-    preempted_by: list[str] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
 
     def close_turn(self, usage: SequenceUsage) -> None:
         """It gave its pages back."""
@@ -32,13 +31,10 @@ class RequestLedger:
 
     def seen_running(self, usage: SequenceUsage) -> RequestLedger:
         """A copy that includes the turn that is still running."""
-        return RequestLedger(
+        return replace(
+            self,
             held_pages=usage.held_pages,
             peak_pages=max(self.peak_pages, usage.peak_pages),
             page_seconds=self.page_seconds + usage.page_seconds,
-            cached_tokens=self.cached_tokens,
-            recomputed_tokens=self.recomputed_tokens,
-            rotations=self.rotations,
-            swaps=self.swaps,
-            preempted_by=list(self.preempted_by),
+            preemptions=list(self.preemptions),
         )

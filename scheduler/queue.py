@@ -1,34 +1,56 @@
-"""WaitingQueue: requests that wait for pages, first come first served, with removal from the middle."""
+"""WaitingQueue: requests that wait for pages, in the order of a policy, with removal from anywhere."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from scheduler.request import Request
+from scheduler.policy import Policy
+from scheduler.request import Request, RequestStatus
+
+_Entry = tuple[float, int, Request]  # key, order: unique, so that requests are never compared
 
 
 class WaitingQueue:
-    """FIFO by arrival; a preempted request goes back to the front."""
+    """Lanes of requests, each sorted once; the order of the lanes is asked for at every look.
 
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
+    ``num_tokens`` is the backlog: tokens of the waiting requests that are yet to be computed.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._lanes: dict[str, list[_Entry]] = {}
+        self._tokens: dict[Request, int] = {}  # of each, as of when it came
+        self.num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._tokens)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        """First to last. The request just seen may be removed meanwhile."""
+        for name in sorted(self._lanes, key=lambda name: (self._policy.debt(name), name)):
+            lane = self._lanes.get(name, [])
+            index = 0
+            while index < len(lane):
+                entry = lane[index]
+                yield entry[2]
+                if index < len(lane) and lane[index] is entry:
+                    index += 1
 
-    def append(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-
-    def push_front(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def head(self) -> Request | None:
-        return next(iter(self._requests.values()), None)
+    def add(self, request: Request) -> None:
+        """Put a request, new or preempted, in its place."""
+        insort(self._lanes.setdefault(request.lane, []), (request.key, request.order, request))
+        request.status = RequestStatus.WAITING
+        self._tokens[request] = request.num_tokens - request.num_computed_tokens
+        self.num_tokens += self._tokens[request]
 
     def remove(self, request: Request) -> None:
-        del self._requests[request.request_id]
+        """Take a request out; KeyError when it does not wait."""
+        lane = self._lanes.get(request.lane, [])
+        index = bisect_left(lane, (request.key, request.order), key=lambda entry: entry[:2])
+        if index == len(lane) or lane[index][2] is not request:
+            raise KeyError(request.request_id)
+        del lane[index]
+        if not lane:
+            del self._lanes[request.lane]
+        self.num_tokens -= self._tokens.pop(request)

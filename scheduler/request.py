@@ -7,7 +7,11 @@
     PENDING -> RUNNING      a child that waits for its parent's prompt, then shares its pages
 
 A request catches up: it has ``token_ids`` (prompt, then what was sampled) and ``num_computed_tokens`` of them are in
-pages. There is no prefill phase and no decode phase, only a distance between the two numbers.
+pages. There is no prefill phase and no decode phase, only a distance between the two numbers. Where steps are scheduled
+ahead, two more numbers run before them:
+
+    num_computed_tokens <= num_scheduled_tokens       steps under way will compute up to here
+    num_tokens          <= num_expected_tokens        and draw the tokens between these two
 """
 
 from __future__ import annotations
@@ -35,12 +39,27 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-@dataclass(slots=True, kw_only=True)
-class Request:
-    """State of one request. ``chunk_limit`` bounds the tokens of one step, so that the request fits the pool alone.
+class WaitReason(enum.StrEnum):
+    """Why a waiting request did not start in the latest step."""
 
-    ``children`` are further samples of the same prompt, until it is computed and they run beside this request.
-    ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`).
+    PAGES = "pages"  # too few are free
+    SEQUENCES = "sequences"  # as many run as may
+    TOKENS = "tokens"  # the step had no tokens left for it
+    PREEMPTION = "preemption"  # somebody was preempted in this step, so nobody starts
+    BEHIND = "behind"  # others go first
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """State of one request, made by whoever submits it; from ``children`` on, the scheduler's own.
+
+    ``timeout`` and ``queue_timeout`` are seconds from arrival to the end, and to the start; None: no limit.
+    ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`). ``children`` are
+    further samples of the same prompt, until it is computed and they run beside this request.
+
+    ``longest`` is the most tokens it ever has to have computed, and ``chunk_limit`` bounds the tokens of one step, so
+    that it fits the pool alone. ``lane``, ``key`` and ``order`` are its place in the policy's order. ``turn`` numbers
+    its latest admission. ``reserved_tokens``: pages up to that length are kept for it while it runs.
     """
 
     request_id: str
@@ -50,20 +69,38 @@ class Request:
     stop_token_ids: frozenset[int]
     block_hashes: BlockHashes
     rotates: bool = False
+    priority: int = 0
+    tenant: str = ""
+    timeout: float | None = None
+    queue_timeout: float | None = None
     children: list[Request] = field(default_factory=list)
+
+    parent: Request | None = None
+    arrived: float = 0.0
+    started: float | None = None
+    lane: str = ""
+    key: float = 0.0
+    order: int = 0
+    longest: int = 0
     chunk_limit: int = 0
+    turn: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    wanted_pages: int = 0  # as of the latest refusal for want of pages
+    num_overtakers: int = 0  # requests that started while this one was first and wanted pages
     num_prompt_tokens: int = field(init=False)
     num_dropped_tokens: int = 0
     num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_expected_tokens: int = field(init=False)
+    num_steps_under_way: int = 0
     num_cached_tokens: int | None = None  # prompt tokens read from pages at first admission
-    num_preemptions: int = 0
+    reserved_tokens: int = 0
     high_water: int = 0  # most tokens ever computed: what lies below and is computed again is recomputation
     is_new_table: bool = True  # nobody has read its block tables since it began to run
-    status: RequestStatus = RequestStatus.WAITING
     ledger: RequestLedger = field(default_factory=RequestLedger)
 
     def __post_init__(self) -> None:
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_prompt_tokens = self.num_expected_tokens = len(self.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -74,6 +111,20 @@ class Request:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) + self.num_dropped_tokens - self.num_prompt_tokens
 
+    @property
+    def num_preemptions(self) -> int:
+        return len(self.ledger.preemptions)
+
+    @property
+    def holds_reservation(self) -> bool:
+        """Whether pages are kept for it that it has not used yet."""
+        return self.reserved_tokens >= self.num_expected_tokens
+
+    @property
+    def family(self) -> list[Request]:
+        """The request, and its children that have not begun to run by themselves."""
+        return [self, *self.children]
+
     def finish_reason(self) -> FinishReason | None:
         """Why the newest token ends the request, if it does. EOS as the last allowed token is a stop, not a length."""
         newest = self.token_ids[-1]
@@ -82,6 +133,11 @@ class Request:
         if self.num_output_tokens >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def restart(self, num_computed_tokens: int) -> None:
+        """Go on from ``num_computed_tokens`` tokens in pages; no step is under way."""
+        self.num_computed_tokens = self.num_scheduled_tokens = num_computed_tokens
+        self.num_expected_tokens = len(self.token_ids)
 
     def rotate(self, keep_first: int, keep_last: int) -> None:
         """Drop the middle: what is left, the first and the last tokens, is a text of its own and computed as one.
@@ -95,7 +151,7 @@ class Request:
             raise ValueError(f"{len(self.token_ids)} tokens have no middle between {keep_first} and {keep_last}")
         del self.token_ids[keep_first : keep_first + dropped]
         self.num_dropped_tokens += dropped
-        self.num_computed_tokens = 0
+        self.restart(0)
         self.high_water = 0
         self.block_hashes.truncate(keep_first)
         self.block_hashes.extend(self.token_ids)

@@ -1,102 +1,76 @@
 """Scheduler: decides each step which requests run, from free pages and one token budget.
 
-One rule, no phases: every running request catches up with its tokens, oldest first; then waiting requests are admitted,
-unless something was preempted in this step. Where pages run short, the newest running request gives its pages back and
-goes to the front of the queue with its tokens; the last one running is never preempted, because admission has proven
-that it fits alone. It knows token ids and page counts; nothing of text, tensors or clients.
+One rule, no phases: every running request catches up with its tokens, in the policy's order; then waiting requests are
+admitted, unless something was preempted in this step (`StepPlanner`). Where pages run short, the running request that
+goes last in the policy's order gives its pages back and waits again with its tokens; the only one running is never
+preempted, because admission has proven that it fits alone. It knows token ids and page counts; nothing of text, tensors
+or clients.
+
+A step can be scheduled while the one before it runs: tokens that are not known yet are expected (see `Request`), and
+nothing is preempted, since its pages are still being read.
 
 Invariants: a request is in exactly one of `waiting` and `running` until it finishes, or pends on its parent; it owns a
-block table exactly while it is running; it finishes exactly once.
+block table while it is running, and after its end until no step under way reads it; it finishes exactly once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from itertools import count
 
-from block_manager.groups import LayerGroup
 from block_manager.manager import BlockManager
-from block_manager.prefix_index import MissReason
-from block_manager.usage import SequenceUsage
-from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
+from scheduler.config import SchedulerConfig
+from scheduler.counters import SchedulerCounters
+from scheduler.deadlines import Deadlines
+from scheduler.explanation import Explanation
 from scheduler.ledger import RequestLedger
-from scheduler.queue import WaitingQueue
-from scheduler.request import FinishReason, Request, RequestStatus
-
-
-class NeverFits(Exception):
-    """The request could not run even alone in the pool."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """``max_num_batched_tokens`` is the budget of a step; ``max_num_seqs`` bounds the requests that run at once.
-
-    ``max_model_len`` is where requests that rotate do so (None: where the pool ends). ``swap_cost``: tokens that could
-    be computed in the time it takes to move one page to the host and back; swapping is chosen where it is cheaper.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int | None = None
-    swap_cost: float = 0.05
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the start, in requests or tokens. A prompt token is counted once, however often it is computed.
-
-    ``missed_tokens`` are prompt tokens that had to be computed at first admission, by the reason they were not cached.
-    """
-
-    preemptions: int = 0
-    swaps: int = 0
-    rotations: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    missed_tokens: Counter[MissReason] = field(default_factory=Counter)
-    recomputed_tokens: int = 0
-    generation_tokens: int = 0
-    page_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
-    """What a step gave one request: its next token, and the reason if it ended."""
-
-    request: Request
-    token_id: int
-    finish_reason: FinishReason | None
+from scheduler.output import TokenOutput
+from scheduler.planner import StepPlanner
+from scheduler.policy import FirstComeFirstServed, Policy
+from scheduler.refusal import Refusal, RefusalReason
+from scheduler.request import Request, RequestStatus
 
 
 class Scheduler:
-    """Continuous batching over one block manager."""
+    """Continuous batching over one block manager; times are on ``clock``, in seconds."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        policy: Policy | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.blocks = blocks
+        self.policy = policy or FirstComeFirstServed()
         self.counters = SchedulerCounters()
-        self.waiting = WaitingQueue()
-        self.running: list[Request] = []
+        self.planner = StepPlanner(config, blocks, self.policy, self.counters, clock)
+        self.waiting = self.planner.waiting
+        self.running = self.planner.running
+        self.outlook = self.planner.outlook
+        self._admission = self.planner.admission
+        self._clock = clock
         self._requests: dict[str, Request] = {}
-        self._released: list[str] = []
-        groups: tuple[LayerGroup, ...] = blocks.groups
-        self._capacity = blocks.capacity(config.max_num_batched_tokens)
-        self._pages_per_block = sum(group.pages_per_block for group in groups)
-        longest = blocks.pool.num_pages * blocks.block_size if config.max_model_len is None else config.max_model_len
-        self._rotation_limit = max(2, self._capacity.max_tokens(longest))
+        self._arrivals: list[Request] = []  # since the latest step
+        self._deadlines = Deadlines()
+        self._refusals: list[Refusal] = []
+        self._orders = count()
+        self._steps_under_way = 0
 
     # ---- requests come and go
 
     def add(self, request: Request) -> None:
         """Queue a request; raises NeverFits when the pool could not hold it even alone.
 
-        The last token a request may produce is never computed, so it needs no slot. A request without a prompt or
-        without an output has no step that could end it: ValueError. Children are known from here on, but run only
-        when the prompt is computed.
+        A request without a prompt or without an output has no step that could end it: ValueError. Children are known
+        from here on, but run only when the prompt is computed. When the queue is full, the next step refuses the
+        request (see `take_refusals`).
         """
-        family = [request, *request.children]
-        for member in family:
+        for member in request.family:
             if member.request_id in self._requests:
                 raise ValueError(f"request {member.request_id} is known already")
         if not request.token_ids or request.max_tokens < 1:
@@ -104,23 +78,19 @@ class Scheduler:
                 f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens and max_tokens "
                 f"{request.max_tokens}: at least one of each is needed"
             )
-        if len(family) > self.config.max_num_seqs:
-            raise NeverFits(
-                f"{len(family)} sequences of one prompt, but at most {self.config.max_num_seqs} run at once"
-            )
-        longest = request.num_prompt_tokens + request.max_tokens - 1
-        if request.rotates:
-            longest = max(request.num_prompt_tokens, min(longest, self._rotation_limit))
-        chunk_limit = self._capacity.largest_chunk(longest)
-        if chunk_limit < 1:
-            raise NeverFits(f"{longest} tokens do not fit into {self._capacity.num_pages} pages")
+        self._admission.prove(request)
         request.block_hashes.extend(request.token_ids)
-        for member in family:
-            member.chunk_limit = chunk_limit
+        now = self._clock()
+        for member in request.family:
+            member.arrived, member.order = now, next(self._orders)
+            member.lane, member.key = self.policy.lane(member), self.policy.key(member)
+            self.policy.enter(member)
             self._requests[member.request_id] = member
+            self._deadlines.set(member)
         for child in request.children:
-            child.status = RequestStatus.PENDING
-        self.waiting.append(request)
+            child.status, child.parent = RequestStatus.PENDING, request
+        self.waiting.add(request)
+        self._arrivals.append(request)
 
     def finish(self, request_id: str) -> Request | None:
         """Take a request out in whatever state it is (abort, error); None when it is not known, or no longer."""
@@ -128,15 +98,16 @@ class Scheduler:
         if request is None:
             return None
         if request.status is RequestStatus.PENDING:
-            parent = next(one for one in self._requests.values() if request in one.children)
-            parent.children.remove(request)
+            assert request.parent is not None
+            request.parent.children.remove(request)
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
             if request_id in self.blocks.swapped:
                 self.blocks.drop_swapped(request_id)
         else:
-            self._leave(request, self.blocks.free(request_id))
+            self.running.remove(request)
         request.status = RequestStatus.FINISHED
+        self.policy.leave(request)
         self.counters.page_seconds += request.ledger.page_seconds
         if request.children:
             self._promote_child(request)
@@ -146,6 +117,13 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def take_refusals(self) -> list[Refusal]:
+        """Requests that the scheduler itself ended since the last call: the queue was full, or their time over."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
+
+    # ---- what there is to know
+
     def ledger(self, request_id: str) -> RequestLedger:
         """What a request has cost so far; KeyError when it is not known, or no longer."""
         request = self._requests[request_id]
@@ -153,214 +131,210 @@ class Scheduler:
             return request.ledger
         return request.ledger.seen_running(self.blocks.sequence_usage(request_id))
 
-    def forget_contents(self) -> None:
-        """A step failed, perhaps while it moved pages: trust no content that no running request has computed itself."""
-        self.blocks.drop_cache()
-        for request in self.waiting:
-            if request.request_id in self.blocks.swapped:
-                self.blocks.drop_swapped(request.request_id)
-                request.num_computed_tokens = 0
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why a request waits, or was preempted; None when it is not known, or no longer."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        position = next((place for place, one in enumerate(self.waiting, 1) if one is request), None)
+        start = None
+        if position is not None and self.outlook.step_time.is_known:
+            start = self.outlook.starts(self.running, self.waiting, position)[-1]
+        return Explanation(
+            request_id=request_id,
+            status=request.status,
+            seconds_since_arrival=self._clock() - request.arrived,
+            position=position,
+            expected_start_seconds=start,
+            wait_reason=None if position is None else self.planner.wait_reason(request),
+            wanted_pages=request.wanted_pages,
+            available_pages=self.blocks.available_pages,
+            num_tokens=request.num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_overtakers=request.num_overtakers,
+            preemptions=tuple(request.ledger.preemptions),
+        )
+
+    @property
+    def longest_wait_seconds(self) -> float:
+        """Since the arrival of the waiting request that arrived first; 0 when none waits."""
+        return max((self._clock() - request.arrived for request in self.waiting), default=0.0)
 
     # ---- one step
 
     def schedule(self) -> ScheduledBatch:
-        """Choose this step's tokens and take the pages they need."""
-        budget = self.config.max_num_batched_tokens
-        scheduled: list[ScheduledRequest] = []
-        preempted = False
-        index = 0
-        while index < len(self.running) and budget:
-            request = self.running[index]
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, request.chunk_limit)
-            preempted |= self._make_room(request, request.num_computed_tokens + num_tokens)
-            if request.status is not RequestStatus.RUNNING:
-                break  # it was the newest itself, so nothing is left behind it
-            scheduled.append(self._share(request, num_tokens))
-            budget -= num_tokens
-            index += 1
-        while not preempted and budget:
-            admitted = self._admit_next(budget)
-            if admitted is None:
-                break
-            scheduled.append(admitted)
-            budget -= admitted.num_tokens
-        if not scheduled:
-            return ScheduledBatch(())  # `released` and transfers wait for a batch that somebody reads
-        released, self._released = tuple(self._released), []
-        return ScheduledBatch(tuple(scheduled), released, self.blocks.take_transfers())
+        """Choose this step's tokens and take the pages they need.
+
+        Empty when nothing can run, or not before a step that is under way has ended.
+        """
+        self._refuse_expired()
+        plan = self.planner.plan(step_is_under_way=self._steps_under_way > 0)
+        if plan is not None:
+            self._refuse_overflow()
+        if not plan:
+            return ScheduledBatch(())  # what was released, and transfers, wait for a batch that somebody reads
+        self._steps_under_way += 1
+        shares = tuple([self._share(request, num_tokens) for request, num_tokens in plan.items()])
+        return ScheduledBatch(shares, self.running.take_released(), self.blocks.take_transfers())
 
     def update(self, batch: ScheduledBatch, sampled: dict[str, int]) -> list[TokenOutput]:
         """Account for a step that ran: ``sampled`` has the next token of every sequence that draws one."""
+        self._steps_under_way -= 1
         outputs = []
         for share in batch.requests:
             request = self._requests.get(share.request_id)
-            if request is None or request.status is not RequestStatus.RUNNING:
-                continue  # aborted while the step ran, and perhaps queued anew under its id
+            if request is None or request.turn != share.turn:
+                self.running.settle(share.turn)  # it ended while the step ran, and perhaps its id came back
+                continue
+            request.num_steps_under_way -= 1
             self._count_computed(request, share)
             self.blocks.commit(request.request_id, request.num_computed_tokens, request.block_hashes)
             if share.samples:
-                family = [request, *self._run_children(request)]
+                family = [request, *self._run_children(request)] if request.children else [request]
                 outputs += [self._append(member, sampled[member.request_id]) for member in family]
         return outputs
 
-    # ---- parts
+    def fail(self, batch: ScheduledBatch) -> list[str]:
+        """Account for a step that failed, perhaps while it moved pages; the ids of the requests it ended.
+
+        No content that a running request has not computed itself is trusted any more.
+        """
+        self._steps_under_way -= 1
+        ended = []
+        for share in batch.requests:
+            request = self._requests.get(share.request_id)
+            if request is None or request.turn != share.turn:
+                self.running.settle(share.turn)
+                continue
+            request.num_steps_under_way -= 1
+            # children first: a parent that leaves alone would pass the prompt that failed on to them
+            ended += [name for name in reversed(share.sequence_ids) if self.finish(name) is not None]
+        self.blocks.drop_cache()
+        for request in self.waiting:
+            if request.request_id in self.blocks.swapped:
+                self.blocks.drop_swapped(request.request_id)
+                request.restart(0)
+        return ended
+
+    # ---- what it does
+
+    def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
+        start = request.num_scheduled_tokens
+        end = start + num_tokens
+        token_ids = request.token_ids[start:end]
+        if len(token_ids) < num_tokens:
+            token_ids.append(PLACEHOLDER)
+        admitted, request.is_new_table = request.is_new_table, False
+        first_block = 0 if admitted else start // self.blocks.block_size
+        samples = end == request.num_expected_tokens
+        drawn = request.num_output_tokens + request.num_expected_tokens - request.num_tokens
+        request.num_scheduled_tokens = end
+        request.num_steps_under_way += 1
+        name = request.request_id
+        names: tuple[str, ...] = (name,)
+        if request.children:
+            names = (name, *(child.request_id for child in request.children))
+        elif samples:
+            request.num_expected_tokens += 1  # with children it goes on when they have their share of its pages
+        tables = self.blocks.block_tables(name, first_block)
+        return ScheduledRequest(
+            name, request.turn, token_ids, start, samples, admitted, names, drawn, first_block, tables
+        )
 
     def _count_computed(self, request: Request, share: ScheduledRequest) -> None:
-        reached = share.num_computed_tokens + share.num_tokens
-        recomputed = max(0, min(request.high_water, reached) - share.num_computed_tokens)
-        request.ledger.recomputed_tokens += recomputed
-        self.counters.recomputed_tokens += recomputed
+        start, num_tokens = share.num_computed_tokens, len(share.token_ids)
+        reached = start + num_tokens
+        fresh = max(0, reached - max(start, request.high_water))
+        if fresh < num_tokens:
+            request.ledger.recomputed_tokens += num_tokens - fresh
+            self.counters.recomputed_tokens += num_tokens - fresh
         request.num_computed_tokens = reached
         request.high_water = max(request.high_water, reached)
+        self.policy.charge(request, fresh, len(share.sequence_ids) if share.samples else 0)
+
+    def _append(self, request: Request, token_id: int) -> TokenOutput:
+        request.token_ids.append(token_id)
+        num_tokens = len(request.token_ids)
+        if num_tokens > request.num_expected_tokens:
+            request.num_expected_tokens = num_tokens
+        if not num_tokens % self.blocks.block_size:
+            request.block_hashes.extend(request.token_ids)
+        self.counters.generation_tokens += 1
+        reason = request.finish_reason()
+        if reason is not None:
+            self.outlook.answer_length.observe(request.num_output_tokens, request.max_tokens)
+            self.finish(request.request_id)
+        elif request.rotates and num_tokens > self._admission.rotation_limit:
+            self._rotate(request)
+        return TokenOutput(request, token_id, reason)
 
     def _run_children(self, parent: Request) -> list[Request]:
-        """The prompt is computed: its children run from here on, right behind it, on the same pages."""
+        """The prompt is computed: its children run from here on, behind it, on the same pages."""
         children, parent.children = parent.children, []
-        place = self.running.index(parent) + 1 if children else 0
         for child in children:
             self.blocks.fork(parent.request_id, child.request_id)
             child.block_hashes = parent.block_hashes.fork()
-            child.num_computed_tokens = child.high_water = parent.num_computed_tokens
+            child.restart(parent.num_computed_tokens)
+            child.high_water = parent.num_computed_tokens
+            child.started = parent.started
             child.num_cached_tokens = 0  # the parent's hits, counted once
-            child.is_new_table = True
-            child.status = RequestStatus.RUNNING
-        self.running[place:place] = children
+            self.running.add(child)
         return children
 
     def _promote_child(self, parent: Request) -> None:
         """The parent is gone before its prompt was computed: its first child computes it in the parent's stead."""
         heir, *rest = parent.children
-        parent.children = []
-        heir.children = rest
+        parent.children, heir.children = [], rest
+        for child in rest:
+            child.parent = heir
         heir.block_hashes = parent.block_hashes
-        heir.status = RequestStatus.WAITING
-        self.waiting.push_front(heir)
-
-    def _append(self, request: Request, token_id: int) -> TokenOutput:
-        request.token_ids.append(token_id)
-        request.block_hashes.extend(request.token_ids)
-        self.counters.generation_tokens += 1
-        reason = request.finish_reason()
-        if reason is not None:
-            self.finish(request.request_id)
-        elif request.rotates and request.num_tokens > self._rotation_limit:
-            self._rotate(request)
-        return TokenOutput(request, token_id, reason)
+        self.waiting.add(heir)
 
     def _rotate(self, request: Request) -> None:
         """Go on with the first block of tokens and the last half of the context, computed anew."""
-        self._leave(request, self.blocks.free(request.request_id))
-        keep_last = self._rotation_limit // 2
-        request.rotate(min(self.blocks.block_size, self._rotation_limit - keep_last - 1), keep_last)
-        request.status = RequestStatus.WAITING
-        self.counters.rotations += 1
-        self.waiting.push_front(request)
-
-    def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
-        start = request.num_computed_tokens
-        admitted, request.is_new_table = request.is_new_table, False
-        return ScheduledRequest(
-            request_id=request.request_id,
-            token_ids=request.token_ids[start : start + num_tokens],
-            num_computed_tokens=start,
-            samples=start + num_tokens == request.num_tokens,
-            admitted=admitted,
-            sequence_ids=(request.request_id, *(child.request_id for child in request.children)),
-            output_index=request.num_output_tokens,
-            block_tables=self.blocks.block_tables(request.request_id),
-        )
-
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Grow ``request`` to ``num_tokens``, preempting from the newest on; True when something was preempted."""
-        preempted = False
-        while not self.blocks.grow(request.request_id, num_tokens):
-            self._preempt(self.running[-1], request)
-            preempted = True
-            if request.status is not RequestStatus.RUNNING:
-                break
-        return preempted
-
-    def _preempt(self, victim: Request, requester: Request) -> None:
-        if len(self.running) == 1:
-            raise RuntimeError(f"{victim.request_id} runs alone and is out of pages: the never-fits proof is wrong")
-        pages = self.blocks.sequence_usage(victim.request_id).held_pages
-        cheaper = pages * self.config.swap_cost < victim.num_computed_tokens
-        swapped = self.blocks.swap_out(victim.request_id) if cheaper else None
-        self._leave(victim, self.blocks.free(victim.request_id) if swapped is None else swapped)
-        if swapped is not None:
-            victim.ledger.swaps += 1
-            self.counters.swaps += 1
-        else:
-            victim.num_computed_tokens = 0
-        victim.status = RequestStatus.WAITING
-        victim.num_preemptions += 1
-        victim.ledger.preempted_by.append(requester.request_id)
-        self.counters.preemptions += 1
-        self.waiting.push_front(victim)
-
-    def _leave(self, request: Request, usage: SequenceUsage) -> None:
-        """It runs no more and has given its pages back."""
         self.running.remove(request)
-        request.ledger.close_turn(usage)
-        request.is_new_table = True
-        self._released.append(request.request_id)
+        keep_last = self._admission.rotation_limit // 2
+        keep_first = min(self.blocks.block_size, self._admission.rotation_limit - keep_last - 1)
+        request.rotate(keep_first, keep_last)
+        self.counters.rotations += 1
+        self.waiting.add(request)
 
-    def _admit_next(self, budget: int) -> ScheduledRequest | None:
-        """Start the head of the queue if its tokens fit beside what the running ones still need; else None.
+    # ---- refusals
 
-        Asking for room for all its tokens, not only for the first chunk, keeps a request from being admitted only to be
-        preempted again before it has caught up.
-        """
-        request = self.waiting.head()
-        if request is None or self._num_running + 1 + len(request.children) > self.config.max_num_seqs:
-            return None
-        if request.request_id in self.blocks.swapped:
-            share = self._swap_in(request, budget)
-            if share is not None or self.running:
-                return share
-            # nothing runs that could make room: it is computed anew, which has been proven to fit
-            self.blocks.drop_swapped(request.request_id)
-            request.num_computed_tokens = 0
-        match = self.blocks.match_prefix(request.block_hashes, request.num_tokens)
-        wanted = self.blocks.pages_to_admit(match, request.num_tokens, request.chunk_limit)
-        if wanted + self._reserved_pages() > self.blocks.available_pages:
-            return None
-        num_tokens = min(request.num_tokens - match.num_tokens, budget, request.chunk_limit)
-        if not self.blocks.admit(request.request_id, match, match.num_tokens + num_tokens):
-            return None
-        request.num_computed_tokens = match.num_tokens
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.ledger.cached_tokens = match.num_tokens
-            self.counters.prompt_tokens += request.num_prompt_tokens
-            self.counters.cached_prompt_tokens += match.num_tokens
-            if match.miss is not None:
-                self.counters.missed_tokens[match.miss] += request.num_prompt_tokens - match.num_tokens
-        return self._start(request, num_tokens)
+    def _refuse_expired(self) -> None:
+        for request_id, order, reason in self._deadlines.take_passed(self._clock()):
+            request = self._requests.get(request_id)
+            if request is None or request.order != order:
+                continue
+            if reason is RefusalReason.TIMEOUT:
+                self._refuse(request, reason, f"the timeout of {request.timeout:g} s is over")
+            elif request.started is None:
+                self._refuse(request, reason, f"waited for {request.queue_timeout:g} s without a chance to start")
 
-    def _swap_in(self, request: Request, budget: int) -> ScheduledRequest | None:
-        wanted = self.blocks.pages_to_swap_in(request.request_id, request.num_tokens, request.chunk_limit)
-        if wanted + self._reserved_pages() > self.blocks.available_pages:
-            return None
-        num_tokens = min(request.num_tokens - request.num_computed_tokens, budget, request.chunk_limit)
-        if not self.blocks.swap_in(request.request_id, request.num_computed_tokens + num_tokens):
-            return None
-        return self._start(request, num_tokens)
+    def _refuse_overflow(self) -> None:
+        """The bounds of the queue hold for what is left after a step has admitted what it could; newcomers go."""
+        arrivals, self._arrivals = self._arrivals, []
+        num_before = 0
+        while arrivals and self._is_queue_over():
+            request = arrivals.pop()
+            if request.status is RequestStatus.WAITING and request.started is None:
+                seconds = self.outlook.retry_after(self.running, self.waiting, num_before)
+                message = (
+                    f"{len(self.waiting) - 1} requests wait already, with {self.waiting.num_tokens} tokens to compute: "
+                    f"try again in {seconds:.0f} s"
+                )
+                self._refuse(request, RefusalReason.QUEUE_FULL, message, seconds)
+                num_before += 1
 
-    def _start(self, request: Request, num_tokens: int) -> ScheduledRequest:
-        self.waiting.remove(request)
-        self.running.append(request)
-        request.status = RequestStatus.RUNNING
-        return self._share(request, num_tokens)
+    def _is_queue_over(self) -> bool:
+        too_many_tokens = self.waiting.num_tokens > self.config.max_queued_tokens and len(self.waiting) > 1
+        return too_many_tokens or len(self.waiting) > self.config.max_queued_requests
 
-    @property
-    def _num_running(self) -> int:
-        """Running sequences, with the children that will run as soon as a prompt is computed."""
-        return len(self.running) + sum(len(request.children) for request in self.running)
-
-    def _reserved_pages(self) -> int:
-        """Pages that running requests will take soon: to catch up, and one more block each, children included."""
-        return sum(
-            self.blocks.pages_to_reach(request.request_id, request.num_tokens)
-            + self._pages_per_block * (1 + len(request.children))
-            for request in self.running
-        )
+    def _refuse(self, request: Request, reason: RefusalReason, message: str, retry_after: float | None = None) -> None:
+        """End a request, and those that pend on it; what ended by itself meanwhile is not refused."""
+        for member in reversed(request.family):
+            self.finish(member.request_id)
+            self.counters.refusals[reason] += 1
+            started = member.started is not None
+            self._refusals.append(Refusal(member.request_id, reason, message, started, retry_after))

@@ -50,7 +50,7 @@ class Rig:
         """The tokens of a request with the engine to itself."""
         self.submit(request_id, prompt, max_tokens, **fields)
         self.run()
-        assert self.last(request_id).error is None
+        assert self.last(request_id).failure is None
         return self.tokens(request_id)
 
     def tokens(self, request_id: str) -> list[int]:

@@ -13,8 +13,12 @@ from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
 from block_manager.transfers import Transfer, TransferKind
 from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.config import SchedulerConfig
+from scheduler.output import TokenOutput
+from scheduler.policy import Policy
+from scheduler.refusal import Refusal
 from scheduler.request import FinishReason, Request, RequestStatus
-from scheduler.scheduler import Scheduler, SchedulerConfig, TokenOutput
+from scheduler.scheduler import Scheduler
 
 
 def next_token(request_id: str, position: int) -> int:
@@ -35,20 +39,39 @@ class Simulation:
         block_size: int = 16,
         caching: bool = True,
         read_pages: bool = False,
+        num_host_pages: int = 0,
+        policy: Policy | None = None,
         next_token: Callable[[str, int], int] = next_token,
+        **limits: object,
     ) -> None:
-        self.blocks = BlockManager(plan_groups(windows), num_pages, block_size, enable_prefix_caching=caching)
-        self.scheduler = Scheduler(SchedulerConfig(max_num_seqs, budget), self.blocks)
+        self.now = 0.0
+        self.blocks = BlockManager(
+            plan_groups(windows),
+            num_pages,
+            block_size,
+            enable_prefix_caching=caching,
+            num_host_pages=num_host_pages,
+            clock=self.clock,
+        )
+        limits.setdefault("watermark_tokens", block_size)
+        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **limits)
+        self.scheduler = Scheduler(config, self.blocks, policy, clock=self.clock)
         self.next_token = next_token
         self.read_pages = read_pages
         self.requests: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, FinishReason] = {}
+        self.refusals: dict[str, Refusal] = {}
         self.steps = 0
         self._rows: set[str] = set()  # what a runner keeps: tables admitted and not yet released
+        self._tables: dict[str, list[list[tuple[int, ...]]]] = {}
         self._contents: dict[tuple[int, int], tuple[object, ...]] = {}
         self._host_contents: dict[tuple[int, int], tuple[object, ...]] = {}
+
+    def clock(self) -> float:
+        """Seconds, which pass only where a test says so."""
+        return self.now
 
     # ---- requests
 
@@ -61,24 +84,33 @@ class Simulation:
         eos: Sequence[int] = (),
         stop: Sequence[int] = (),
         salt: str = "",
+        num_samples: int = 1,
+        **fields: object,
     ) -> Request:
         """Queue a request; a prompt given by its length has tokens of its own."""
         token_ids = (
             [next_token(f"prompt of {request_id}", i) for i in range(prompt)] if isinstance(prompt, int) else prompt
         )
-        request = Request(
-            request_id=request_id,
-            token_ids=list(token_ids),
-            max_tokens=max_tokens,
-            eos_token_ids=frozenset(eos),
-            stop_token_ids=frozenset(stop),
-            block_hashes=BlockHashes(self.blocks.block_size, salt),
-        )
+        names = [request_id, *(f"{request_id}/{number}" for number in range(1, num_samples))]
+        request, *children = [
+            Request(
+                request_id=name,
+                token_ids=list(token_ids),
+                max_tokens=max_tokens,
+                eos_token_ids=frozenset(eos),
+                stop_token_ids=frozenset(stop),
+                block_hashes=BlockHashes(self.blocks.block_size, salt),
+                **fields,
+            )
+            for name in names
+        ]
+        request.children = children
         self.scheduler.add(request)
-        self.requests[request_id] = request
-        self.prompts[request_id] = list(token_ids)
-        self.outputs[request_id] = []
-        self.reasons.pop(request_id, None)
+        for member in (request, *children):
+            self.requests[member.request_id] = member
+            self.prompts[member.request_id] = list(token_ids)
+            self.outputs[member.request_id] = []
+            self.reasons.pop(member.request_id, None)
         return request
 
     def abort(self, request_id: str) -> bool:
@@ -101,9 +133,12 @@ class Simulation:
 
     def schedule(self) -> ScheduledBatch:
         """Schedule a step and check it."""
-        preemptions = self.scheduler.counters.preemptions
+        preemptions = self.scheduler.counters.num_preemptions
         batch = self.scheduler.schedule()
-        self._check_batch(batch, preempted=self.scheduler.counters.preemptions > preemptions)
+        for refusal in self.scheduler.take_refusals():
+            self.refusals[refusal.request_id] = refusal
+            self._end(self.requests[refusal.request_id], FinishReason.ERROR)
+        self._check_batch(batch, preempted=self.scheduler.counters.num_preemptions > preemptions)
         return batch
 
     def finish_step(self, batch: ScheduledBatch) -> list[TokenOutput]:
@@ -112,9 +147,10 @@ class Simulation:
         for share in batch.requests:
             self._write_and_read(share)
         sampled = {
-            share.request_id: self.next_token(share.request_id, share.num_computed_tokens + share.num_tokens)
+            name: self.next_token(name, share.num_computed_tokens + share.num_tokens)
             for share in batch.requests
             if share.samples
+            for name in share.sequence_ids
         }
         outputs = self.scheduler.update(batch, sampled)
         for output in outputs:
@@ -149,7 +185,8 @@ class Simulation:
         scheduler = self.scheduler
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
         assert not set(self.running) & set(self.waiting)
-        assert set(self.running) | set(self.waiting) == self.requests.keys() - self.reasons.keys()
+        pending = {name for name, one in self.requests.items() if one.status is RequestStatus.PENDING}
+        assert set(self.running) | set(self.waiting) | pending == self.requests.keys() - self.reasons.keys()
         assert {request.status for request in scheduler.running} <= {RequestStatus.RUNNING}
         assert {request.status for request in scheduler.waiting} <= {RequestStatus.WAITING}
         assert set(self.blocks.sequences) == set(self.running)
@@ -183,9 +220,12 @@ class Simulation:
         assert len(set(batch.released)) == len(batch.released)
         assert set(batch.released) <= self._rows, "released, but never shown or released before"
         self._rows -= set(batch.released)
+        for name in batch.released:
+            del self._tables[name]
         names = [share.request_id for share in batch.requests]
         assert len(set(names)) == len(names)
         for share in batch.requests:
+            self._show_tables(share)
             assert share.admitted == (share.request_id not in self._rows)
             assert not (share.admitted and preempted), "admitted in a step that preempted"
             assert share.num_tokens >= 1
@@ -194,9 +234,17 @@ class Simulation:
             assert share.num_computed_tokens == request.num_computed_tokens
             assert share.token_ids == request.token_ids[share.num_computed_tokens : end]
             assert share.samples == (end == request.num_tokens)
-            assert all(len(table) * self.blocks.block_size >= end for table in share.block_tables)
+            assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.request_id])
         self._rows |= set(names)
         assert self._rows == set(self.running), "a runner keeps rows of exactly what runs"
+
+    def _show_tables(self, share: ScheduledRequest) -> None:
+        """Keep block tables as a runner does: each share brings only what may be new."""
+        tables = self._tables.setdefault(share.request_id, [[] for _ in share.block_tables])
+        assert share.first_block == 0 or not share.admitted
+        for table, new in zip(tables, share.block_tables, strict=True):
+            assert len(table) >= share.first_block
+            table[share.first_block :] = new
 
     def _carry_out(self, transfers: Sequence[Transfer]) -> None:
         """Move contents between pages, one transfer after the other."""
@@ -223,7 +271,7 @@ class Simulation:
         size = self.blocks.block_size
         tokens = self.requests[share.request_id].token_ids
         start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
-        for index, (group, table) in enumerate(zip(self.blocks.groups, share.block_tables, strict=True)):
+        for index, (group, table) in enumerate(zip(self.blocks.groups, self._tables[share.request_id], strict=True)):
             oldest = 0 if group.window is None else max(0, start - group.window + 1)
             for column in range(group.pages_per_block):
                 for position in range(oldest, end):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def step_until_preempted(sim: Simulation, count: int = 1) -> None:
-    while sim.scheduler.counters.preemptions < count:
+    while sim.scheduler.counters.num_preemptions < count:
         sim.step()
 
 
@@ -40,9 +40,9 @@ def test_two_victims_of_one_step_wait_in_their_old_order(simulate: type[Simulati
     sim.add("c", 1, 90)
     orders = []
     while sim.scheduler.has_work:
-        before = sim.scheduler.counters.preemptions
+        before = sim.scheduler.counters.num_preemptions
         sim.step()
-        if sim.scheduler.counters.preemptions > before:
+        if sim.scheduler.counters.num_preemptions > before:
             orders.append(sim.waiting)
     assert orders
     assert all(order == sorted(order) for order in orders)
@@ -72,7 +72,7 @@ def test_f04_two_requests_that_share_ten_pages_both_get_all_their_tokens(simulat
         assert sim.outputs[name] == sim.undisturbed(name, 100)
         assert sim.reasons[name] is FinishReason.LENGTH
     counters = sim.scheduler.counters
-    assert counters.preemptions >= 1
+    assert counters.num_preemptions >= 1
     assert counters.generation_tokens == 200
     assert counters.prompt_tokens == 10
 

@@ -8,7 +8,7 @@ import pytest
 
 from block_manager.hashing import BlockHashes
 from scheduler.request import FinishReason
-from scheduler.scheduler import NeverFits
+from scheduler.refusal import NeverFits
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -141,7 +141,7 @@ def test_f01_what_cannot_fit_even_alone_is_refused_at_once_and_the_next_is_serve
     sim.add("small", 3, 2)
     sim.run()
     assert len(sim.outputs["exactly 1"]) == 784
-    assert sim.scheduler.counters.preemptions <= 3
+    assert sim.scheduler.counters.num_preemptions <= 3
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (16, 0), (16, -1)])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.request import FinishReason
-from scheduler.scheduler import NeverFits
+from scheduler.refusal import NeverFits
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -77,7 +77,7 @@ def test_every_request_ends_once_with_the_tokens_it_has_alone(
     assert counters.prompt_tokens == sum(request.num_prompt_tokens for request in started)
     assert counters.cached_prompt_tokens == sum(request.num_cached_tokens or 0 for request in started)
     assert counters.generation_tokens == sum(map(len, sim.outputs.values()))
-    assert counters.preemptions == sum(request.num_preemptions for request in sim.requests.values())
+    assert counters.num_preemptions == sum(request.num_preemptions for request in sim.requests.values())
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -151,5 +151,5 @@ def test_hundreds_of_requests_through_a_pool_at_a_fifth_of_their_peak(
     for i in range(150):
         sim.add(str(i), source.randrange(1, 25), source.randrange(1, 20))
     sim.run()
-    assert sim.scheduler.counters.preemptions < 150
+    assert sim.scheduler.counters.num_preemptions < 150
     assert all(request.num_preemptions <= 8 for request in sim.requests.values())

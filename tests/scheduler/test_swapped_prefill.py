@@ -10,7 +10,9 @@ from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
 from scheduler.request import Request
-from scheduler.scheduler import NeverFits, Scheduler, SchedulerConfig
+from scheduler.config import SchedulerConfig
+from scheduler.refusal import NeverFits
+from scheduler.scheduler import Scheduler
 
 PLANS = [(None, 8), (8,), (None, 4, 4, 4), (None,)]
 
@@ -43,7 +45,7 @@ def test_a_prompt_swapped_out_half_way_is_finished(windows: tuple[int | None, ..
         rng = random.Random(seed)
         block_size, budget = rng.choice([1, 2, 4]), rng.choice([4, 8, 12])
         blocks = BlockManager(plan_groups(windows), rng.randrange(10, 60), block_size, num_host_pages=400)
-        scheduler = Scheduler(SchedulerConfig(8, budget), blocks)
+        scheduler = Scheduler(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=budget), blocks)
         try:
             for number in range(rng.randrange(1, 5)):
                 scheduler.add(request(f"short{number}", 4, rng.randrange(4, 60), block_size))
@@ -57,9 +59,9 @@ def test_a_prompt_swapped_out_half_way_is_finished(windows: tuple[int | None, ..
 
 def test_what_a_rollback_keeps_counts_in_the_proof_that_a_request_fits() -> None:
     blocks = BlockManager(plan_groups((4,)), 8, 2, max_rollback=5)
-    scheduler = Scheduler(SchedulerConfig(2, 32), blocks)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=32), blocks)
     scheduler.add(request("a", 24, 4, 2))
     run(scheduler)
     tight = BlockManager(plan_groups((4,)), 4, 2, max_rollback=5)
     with pytest.raises(NeverFits):
-        Scheduler(SchedulerConfig(2, 32), tight).add(request("a", 24, 4, 2))
+        Scheduler(SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=32), tight).add(request("a", 24, 4, 2))

@@ -1,0 +1,113 @@
+"""Reports: what the scheduler and the block manager know, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from block_manager.prefix_index import MissReason
+from engine.messages import EngineStats, GroupUsage, Ledger, PreemptionCount, PreemptionNote, RequestExplanation
+from scheduler.explanation import Explanation
+from scheduler.preemption_record import Preemption, PreemptionCause, PreemptionKind
+from scheduler.refusal import RefusalReason
+from scheduler.request import Request, WaitReason
+from scheduler.scheduler import Scheduler
+
+
+def scheduler_stats(
+    scheduler: Scheduler, *, page_bytes: int, steps: int, step_seconds: float, audit_failures: int
+) -> EngineStats:
+    """Pages, queues and counters, now. Looks at every open sequence, so not at every step."""
+    usage = scheduler.blocks.usage()
+    counters = scheduler.counters
+    host = scheduler.blocks.host
+    reasons = scheduler.planner.wait_reasons()
+    return EngineStats(
+        pages_total=usage.total,
+        pages_free=usage.free,
+        page_bytes=page_bytes,
+        groups=[
+            GroupUsage(
+                name=group.name,
+                cached=group.cached,
+                held=group.held,
+                bytes_held=group.held * page_bytes,
+                shared=group.shared,
+                evicted=group.evicted,
+                held_slots=group.held_slots,
+                wasted_slots=group.wasted_slots,
+            )
+            for group in usage.groups
+        ],
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        waiting_by_reason={reason.value: reasons[reason] for reason in WaitReason},
+        queued_tokens=scheduler.waiting.num_tokens,
+        longest_wait_seconds=scheduler.longest_wait_seconds,
+        oldest_cached_seconds=usage.oldest_cached_seconds,
+        host_pages_total=host.num_pages,
+        host_pages_free=host.free_pages,
+        host_pages_swapped=host.swapped_pages,
+        preemptions=[
+            PreemptionCount(kind=kind.value, cause=cause.value, count=counters.preemptions[kind, cause])
+            for kind in PreemptionKind
+            for cause in PreemptionCause
+        ],
+        refusals={reason.value: counters.refusals[reason] for reason in RefusalReason},
+        overtakes=counters.overtakes,
+        rotations=counters.rotations,
+        prompt_tokens=counters.prompt_tokens,
+        cached_prompt_tokens=counters.cached_prompt_tokens,
+        missed_prompt_tokens={reason.value: counters.missed_tokens[reason] for reason in MissReason},
+        page_seconds=counters.page_seconds,
+        recomputed_tokens=counters.recomputed_tokens,
+        generation_tokens=counters.generation_tokens,
+        steps=steps,
+        step_seconds=step_seconds,
+        audit_failures=audit_failures,
+    )
+
+
+def request_ledger(request: Request) -> Ledger:
+    """What an ended request has cost."""
+    ledger = request.ledger
+    return Ledger(
+        peak_pages=ledger.peak_pages,
+        page_seconds=ledger.page_seconds,
+        cached_tokens=ledger.cached_tokens,
+        recomputed_tokens=ledger.recomputed_tokens,
+        rotations=ledger.rotations,
+        preemptions=_notes(ledger.preemptions),
+    )
+
+
+def request_explanation(explanation: Explanation) -> RequestExplanation:
+    """Where a request stands."""
+    return RequestExplanation(
+        request_id=explanation.request_id,
+        status=explanation.status,
+        text=explanation.text(),
+        seconds_since_arrival=explanation.seconds_since_arrival,
+        position=explanation.position,
+        expected_start_seconds=explanation.expected_start_seconds,
+        wait_reason=explanation.wait_reason,
+        wanted_pages=explanation.wanted_pages,
+        available_pages=explanation.available_pages,
+        num_tokens=explanation.num_tokens,
+        num_computed_tokens=explanation.num_computed_tokens,
+        num_output_tokens=explanation.num_output_tokens,
+        num_overtakers=explanation.num_overtakers,
+        preemptions=_notes(explanation.preemptions),
+    )
+
+
+def _notes(preemptions: Sequence[Preemption]) -> list[PreemptionNote]:
+    return [
+        PreemptionNote(
+            requester=one.requester,
+            kind=one.kind.value,
+            cause=one.cause.value,
+            pages_freed=one.pages_freed,
+            tokens_to_recompute=one.tokens_to_recompute,
+        )
+        for one in preemptions
+    ]

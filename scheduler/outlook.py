@@ -1,0 +1,69 @@
+"""Outlook: what a scheduler can say about the time to come: who will start when, and when to come again.
+
+Reads the scheduler's requests and changes nothing. The estimates are for people and for Retry-After; no decision about
+a step depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from block_manager.manager import BlockManager
+from block_manager.sizing import Capacity
+from scheduler.config import SchedulerConfig
+from scheduler.forecast import AnswerLength, Load, expected_starts
+from scheduler.request import Request
+from scheduler.step_time import StepTime
+
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 120.0
+
+
+class Outlook:
+    """``step_time`` and ``answer_length`` learn from what happens; see `StepTime` and `AnswerLength`."""
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, capacity: Capacity) -> None:
+        self._config = config
+        self._blocks = blocks
+        self._capacity = capacity
+        self.step_time = StepTime()
+        self.answer_length = AnswerLength()
+
+    def starts(self, running: Iterable[Request], waiting: Iterable[Request], limit: int) -> list[float]:
+        """Seconds until each of the first ``limit`` of ``waiting`` starts."""
+        return expected_starts(
+            [self._running_load(request) for request in running],
+            [self._waiting_load(request) for request in islice(waiting, limit)],
+            pages=self._blocks.available_pages,
+            places=self._config.max_num_seqs - sum(len(request.family) for request in running),
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            step_time=self.step_time,
+        )
+
+    def retry_after(self, running: Iterable[Request], waiting: Iterable[Request], num_before: int) -> float:
+        """Seconds after which a place in the full queue is to be had, ``num_before`` others having been told before."""
+        starts = self.starts(running, waiting, num_before + 1)
+        seconds = 0.0
+        if starts:
+            # beyond the last that waits, places come free as fast as before it
+            seconds = starts[-1] * max(1.0, (num_before + 1) / len(starts))
+        return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
+
+    def _running_load(self, request: Request) -> Load:
+        return Load(
+            pages=self._blocks.sequence_usage(request.request_id).held_pages,
+            num_prefill_tokens=max(0, request.num_expected_tokens - request.num_scheduled_tokens - 1),
+            num_output_tokens=self._output_left(request),
+        )
+
+    def _waiting_load(self, request: Request) -> Load:
+        left = self._output_left(request)
+        most = min(request.longest, request.num_tokens + int(left))
+        return Load(
+            pages=min(self._capacity.num_pages, self._capacity.peak_pages(most, request.chunk_limit)),
+            num_prefill_tokens=request.num_tokens - request.num_computed_tokens,
+            num_output_tokens=left,
+        )
+
+    def _output_left(self, request: Request) -> float:
+        return self.answer_length.left(request.num_output_tokens, request.max_tokens)

@@ -1,0 +1,15 @@
+"""TokenOutput: what a step gave one request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduler.request import FinishReason, Request
+
+
+class TokenOutput(NamedTuple):
+    """The next token of a request, and the reason if it ended."""
+
+    request: Request
+    token_id: int
+    finish_reason: FinishReason | None
