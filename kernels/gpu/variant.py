@@ -1,0 +1,89 @@
+"""One way to compile a kernel: what a launch would hand to Triton, written down without tensors and without a device.
+
+Every kernel module lists the variants that a runner can launch in ``variants()``, so that they can be compiled for GPUs
+that are not there. Knows Triton's types, not what the kernels do with them.
+
+    signature    Triton type of each argument, in the kernel's order: "*bf16", "i32", "fp32", ...; "constexpr"
+    constexprs   value of each argument whose type is "constexpr"; a pointer that is left out is a constexpr of None
+
+Pointers and integers are multiples of 16, as the addresses and strides of a real pool are, but for the arguments that
+the kernel does not specialize on; so a launch compiles to the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TRITON_TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+}
+
+
+def pointer(dtype: torch.dtype) -> str:
+    """Triton's type of a pointer to ``dtype``."""
+    return f"*{TRITON_TYPES[dtype]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A kernel with the types of its arguments, its constants and its launch options. ``name`` is unique per module."""
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        kernel: Any,
+        types: Mapping[str, str],
+        constexprs: Mapping[str, Any],
+        *,
+        num_warps: int = 4,
+        num_stages: int = 3,
+    ) -> Variant:
+        """The variant whose arguments have ``types``; integers need not be named. ValueError for a name too many."""
+        unknown = (types.keys() | constexprs.keys()) - set(kernel.arg_names)
+        unnamed = {arg for arg in kernel.arg_names if arg.endswith("_ptr")} - types.keys() - constexprs.keys()
+        if unknown or unnamed:
+            raise ValueError(
+                f"{name}: arguments {sorted(unknown)} do not exist, pointers {sorted(unnamed)} lack a type"
+            )
+        signature = {
+            argument: "constexpr" if argument in constexprs else types.get(argument, "i32")
+            for argument in kernel.arg_names
+        }
+        return cls(name, kernel, signature, dict(constexprs), num_warps, num_stages)
+
+    @property
+    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
+        """``attrs`` of ``triton.compiler.ASTSource``: the arguments that are multiples of 16."""
+        return {
+            (parameter.num,): [["tt.divisibility", 16]]
+            for parameter in self.kernel.params
+            if self.signature[parameter.name] not in ("constexpr", "fp32") and not parameter.do_not_specialize
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """``options`` of ``triton.compile``, as every launch here gives them."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+    @property
+    def needs_fp8(self) -> bool:
+        """Whether the GPU needs fp8 (e4m3): compute capability 8.9 or later."""
+        return any("fp8" in kind for kind in self.signature.values())
