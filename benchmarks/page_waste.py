@@ -20,8 +20,9 @@ from block_manager.groups import layers_per_page, plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
+from scheduler.config import SchedulerConfig
 from scheduler.request import Request
-from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.scheduler import Scheduler
 
 SEED = 1
 BLOCK_SIZE = 16
@@ -70,7 +71,12 @@ def run_trace(count: int, num_pages: int, windows: Sequence[int | None] = (None,
     """
     trace = lengths(count)
     blocks = BlockManager(plan_groups(windows), num_pages, BLOCK_SIZE)
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4_096, max_num_batched_tokens=8_192), blocks)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=4_096, max_num_batched_tokens=8_192, max_queued_requests=count, max_queued_tokens=sys.maxsize
+        ),
+        blocks,
+    )
     for index, (num_input, num_output) in enumerate(trace):
         request = Request(
             request_id=str(index),
@@ -102,7 +108,7 @@ def run_trace(count: int, num_pages: int, windows: Sequence[int | None] = (None,
         mean_input=sum(num_input for num_input, _ in trace) / count,
         mean_output=sum(num_output for _, num_output in trace) / count,
         steps=steps,
-        preemptions=scheduler.counters.preemptions,
+        preemptions=scheduler.counters.num_preemptions,
         waste=wasted / held,
         worst_waste=worst,
         stranded_pages=stranded,

@@ -78,15 +78,18 @@ class PagedReader:
         else:
             fits = self._blocks.grow(SEQUENCE, end)
         assert fits, "the pool was made for the whole window"
+        first_block = self._num_computed // BLOCK_SIZE
         share = ScheduledRequest(
             request_id=SEQUENCE,
+            turn=1,
             token_ids=token_ids,
             num_computed_tokens=self._num_computed,
             samples=False,
             admitted=is_first,
             sequence_ids=(),
             output_index=0,
-            block_tables=self._blocks.block_tables(SEQUENCE),
+            first_block=first_block,
+            block_tables=self._blocks.block_tables(SEQUENCE, first_block),
         )
         step = self._inputs.prepare(ScheduledBatch((share,), released=(SEQUENCE,) if is_first else ()))
         layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]

@@ -13,8 +13,9 @@ from block_manager.manager import BlockManager
 from engine.input_batch import InputBatch, StepTensors
 from kernels.attention import AttentionMetadata
 from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.config import SchedulerConfig
 from scheduler.request import Request
-from scheduler.scheduler import Scheduler, SchedulerConfig
+from scheduler.scheduler import Scheduler
 
 Table = list[tuple[int, ...]]
 
@@ -22,15 +23,18 @@ Table = list[tuple[int, ...]]
 def share(
     name: str, token_ids: list[int], computed: int, *tables: Table, samples: bool = True, admitted: bool = True
 ) -> ScheduledRequest:
+    first = 0 if admitted else computed // 4
     return ScheduledRequest(
         request_id=name,
+        turn=1,
         token_ids=token_ids,
         num_computed_tokens=computed,
         samples=samples,
         admitted=admitted,
         sequence_ids=(name,),
         output_index=0,
-        block_tables=tables,
+        first_block=first,
+        block_tables=tuple([table[first:] for table in tables]),
     )
 
 
@@ -175,7 +179,7 @@ def test_every_step_of_a_preempting_run_equals_tables_worked_out_anew(windows: l
     source = random.Random(3)
     groups = plan_groups(windows)
     blocks = BlockManager(groups, (9 if tight else 60) * sum(group.pages_per_block for group in groups), 4)
-    scheduler = Scheduler(SchedulerConfig(4, 16), blocks)
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, watermark_tokens=0), blocks)
     made = inputs(groups, longest=64)
     for i in range(40):
         scheduler.add(
@@ -192,23 +196,23 @@ def test_every_step_of_a_preempting_run_equals_tables_worked_out_anew(windows: l
     while scheduler.has_work:
         scheduled = scheduler.schedule()
         step = made.prepare(scheduled)
-        slid += compare(step, scheduled, groups)
+        slid += compare(step, scheduled, blocks)
         scheduler.update(scheduled, {one.request_id: source.randrange(3) for one in scheduled.requests if one.samples})
         if source.random() < 0.05 and scheduler.running:
-            scheduler.finish(source.choice(scheduler.running).request_id)
+            scheduler.finish(source.choice(list(scheduler.running)).request_id)
     assert (slid > 0) == any(windows)
     assert scheduler.counters.cached_prompt_tokens > 0
-    assert (scheduler.counters.preemptions > 0) == tight
+    assert (scheduler.counters.num_preemptions > 0) == tight
 
 
-def compare(step: StepTensors, scheduled: ScheduledBatch, groups: tuple[LayerGroup, ...]) -> int:
+def compare(step: StepTensors, scheduled: ScheduledBatch, blocks: BlockManager) -> int:
     """Check every table entry that attention may look at, and every slot; returns how many blocks had slid out."""
     slid = 0
-    for index, group in enumerate(groups):
+    for index, group in enumerate(blocks.groups):
         for column, metadata in enumerate(step.metadata[index]):
             slots = []
             for row, one in enumerate(scheduled.requests):
-                table, start = one.block_tables[index], one.num_computed_tokens
+                table, start = blocks.block_tables(one.request_id)[index], one.num_computed_tokens
                 end = start + one.num_tokens
                 first = group.first_needed_block(start, 4)
                 slid += first
