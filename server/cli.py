@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from server.options import ServeOptions
@@ -24,12 +25,23 @@ API_KEY_VARIABLE = "OCTAVO_API_KEY"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     began = time.monotonic()
-    parsed = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if list(given[:1]) == ["simulate"]:
+        _simulate(given[1:])
+    parsed = _parser().parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="octavo: %(levelname)s: %(message)s")
     try:
         return _serve(parsed, began)
     except KeyboardInterrupt:
         return 130
+
+
+def _simulate(arguments: Sequence[str]) -> NoReturn:
+    """Become the simulator, which has flags and statuses of its own."""
+    root = str(Path(__file__).resolve().parent.parent)
+    search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-P", "-m", "scheduler.simulation", *arguments]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": search_path})
 
 
 def _serve(parsed: argparse.Namespace, began: float) -> int:
@@ -136,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_server_flags(serve)
     _add_engine_flags(serve)
+    commands.add_parser(
+        "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
+    )
     return parser
 
 
