@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from server.flags import API_KEY_VARIABLE, add_engine_flags, add_scheduling_flags, add_server_flags
+
 if TYPE_CHECKING:
     from server.options import ServeOptions
-
-DEFAULT_PORT = 8000
-API_KEY_VARIABLE = "OCTAVO_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +62,7 @@ def _serve(parsed: argparse.Namespace, began: float) -> int:
 def _options(parsed: argparse.Namespace) -> ServeOptions:
     from engine.config import EngineConfig
     from server.options import ServeOptions
+    from server.tenant import tenant_name
 
     engine = EngineConfig(
         model="",
@@ -81,6 +81,16 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         enable_prefix_caching=parsed.enable_prefix_caching,
         threads=parsed.threads,
         seed=parsed.seed,
+        scheduling_policy=parsed.scheduling_policy,
+        priority_aging=parsed.priority_aging,
+        tenant_weights={tenant_name(number): weight for number, weight in enumerate(parsed.tenant_weights, 1)},
+        long_prefill_token_threshold=parsed.long_prefill_token_threshold,
+        max_queued_requests=parsed.max_queued_requests,
+        max_queued_tokens=parsed.max_queued_tokens,
+        queue_timeout=parsed.queue_timeout,
+        watermark_tokens=parsed.watermark_tokens,
+        max_overtakes=parsed.max_overtakes,
+        async_scheduling=parsed.async_scheduling,
     )
     return ServeOptions(
         model=parsed.model,
@@ -92,6 +102,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         max_request_bytes=parsed.max_request_bytes,
         shutdown_timeout=parsed.shutdown_timeout,
         silence_limit=parsed.engine_silence_limit,
+        stream_queue_position=parsed.stream_queue_position,
         api_keys=(*parsed.api_key, *_keys_of_environment()),
         engine=engine,
     )
@@ -102,22 +113,11 @@ def _keys_of_environment() -> list[str]:
     return [key for key in keys if key]
 
 
-def _gibibytes(text: str) -> int:
-    """Bytes in a number of GiB, for argparse."""
-    try:
-        size = int(float(text) * 2**30)
-    except (ValueError, OverflowError):
-        size = -1
-    if size < 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number of GiB, 0 or more")
-    return size
-
-
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
+        return action.help if action.default in (None, [], ()) else super()._get_help_string(action)
 
 
 class _Version(argparse.Action):
@@ -146,100 +146,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="a GGUF file, a directory in Hugging Face layout, or a hub id; without it, the demo model of octavo[demo]",
     )
-    _add_server_flags(serve)
-    _add_engine_flags(serve)
+    add_server_flags(serve)
+    add_engine_flags(serve)
+    add_scheduling_flags(serve)
     commands.add_parser(
         "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
     )
     return parser
-
-
-def _add_server_flags(serve: argparse.ArgumentParser) -> None:
-    flags = serve.add_argument_group("server")
-    flags.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 makes it reachable from other machines"
-    )
-    flags.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 takes any free one")
-    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
-    flags.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"key that requests to /v1 must bring, one of several if given more than once; {API_KEY_VARIABLE} may "
-        "name more, separated by commas, and keeps them out of the process list",
-    )
-    flags.add_argument("--revision", help="branch, tag or commit of a hub id")
-    flags.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
-    )
-    flags.add_argument(
-        "--max-request-bytes",
-        type=int,
-        metavar="N",
-        help="largest request body (default: 32 for each token of the context and 64 KiB more, at most 8 MiB)",
-    )
-    flags.add_argument(
-        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds running requests get to finish"
-    )
-    flags.add_argument(
-        "--engine-silence-limit",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds an engine with work may be silent before /health answers 503",
-    )
-
-
-def _add_engine_flags(serve: argparse.ArgumentParser) -> None:
-    flags = serve.add_argument_group("engine")
-    flags.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    flags.add_argument("--dtype", default="auto", help="float32, bfloat16, float16, or auto for the model's own")
-    flags.add_argument(
-        "--kv-cache-dtype",
-        default="auto",
-        metavar="DTYPE",
-        help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model",
-    )
-    flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
-    flags.add_argument(
-        "--seed", type=int, metavar="N", help="seed of requests that bring none (default: another each time)"
-    )
-    flags.add_argument(
-        "--max-model-len", type=int, metavar="N", help="longest context in tokens (default: the model's)"
-    )
-    flags.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most requests in one step")
-    flags.add_argument("--max-num-batched-tokens", type=int, default=512, metavar="N", help="most tokens in one step")
-    flags.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in one KV page")
-    flags.add_argument(
-        "--enable-prefix-caching",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="reuse KV pages of prompts that begin alike",
-    )
-    flags.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        metavar="SHARE",
-        help="share, 0 to 1, of the device's memory (on CPUs, of the memory left to this process) to use",
-    )
-    flags.add_argument("--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV pages, instead of a share")
-    flags.add_argument(
-        "--audit-interval",
-        type=int,
-        metavar="N",
-        help="account for every page every N steps too, not only when idle (costs 3 us a page)",
-    )
-    flags.add_argument(
-        "--swap-space",
-        type=_gibibytes,
-        default=0,
-        metavar="GiB",
-        help="host memory for KV pages of preempted requests and of evicted prompts",
-    )
-    flags.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV pages, instead of bytes or a share")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from engine.config import ConfigError, EngineConfig
 class ServeOptions:
     """Choices of one `octavo serve`. ``model`` None is the demo model; ``engine.model`` is filled in once it is found.
 
-    ``shutdown_timeout`` and ``silence_limit`` are in seconds.
+    ``shutdown_timeout`` and ``silence_limit`` are in seconds. ``engine.tenant_weights`` are of the tenants that
+    ``api_keys`` name, in their order (see `server.tenant`), or there are none.
     """
 
     model: str | None
@@ -23,6 +24,7 @@ class ServeOptions:
     max_request_bytes: int | None
     shutdown_timeout: float
     silence_limit: float
+    stream_queue_position: bool
     api_keys: tuple[str, ...] = field(repr=False)
     engine: EngineConfig
 
@@ -43,4 +45,11 @@ class ServeOptions:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("--api-key: a key is one or more printable ASCII characters without spaces")
+        weights = self.engine.tenant_weights
+        if weights and self.engine.scheduling_policy != "fair":
+            raise ConfigError("--tenant-weights: needs --scheduling-policy fair")
+        if weights and len(weights) != len(self.api_keys):
+            raise ConfigError(
+                f"--tenant-weights: {len(weights)} weights for {len(self.api_keys)} API keys: give one each"
+            )
         self.engine.validate()

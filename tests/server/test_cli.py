@@ -15,6 +15,9 @@ from server.listener import listen
 ROOT = Path(__file__).parents[2]
 
 
+FAIR = ("--scheduling-policy", "fair", "--api-key", "a", "--api-key", "b")
+
+
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run the command, which must fail with one sentence and status 1; the sentence."""
     assert cli.main(["serve", "--port", "0", *arguments]) == 1
@@ -47,7 +50,9 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--max-num-batched-tokens --block-size --gpu-memory-utilization --kv-cache-memory-bytes "
         "--num-gpu-blocks-override --enable-prefix-caching --no-enable-prefix-caching --threads --seed --chat-template "
         "--revision --api-key --swap-space --audit-interval --max-request-bytes --shutdown-timeout "
-        "--engine-silence-limit"
+        "--engine-silence-limit --scheduling-policy --priority-aging --tenant-weights --long-prefill-token-threshold "
+        "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
+        "--async-scheduling --no-async-scheduling --stream-queue-position"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -63,7 +68,9 @@ def test_every_flag_of_the_engine_arrives() -> None:
         "serve m --dtype float32 --kv-cache-dtype fp8 --device cpu --max-model-len 100 --max-num-seqs 3 "
         "--max-num-batched-tokens 64 --block-size 32 --gpu-memory-utilization 0.5 --kv-cache-memory-bytes 1000 "
         "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7 --swap-space 0.5 "
-        "--audit-interval 50"
+        "--audit-interval 50 --scheduling-policy fair --priority-aging 2.5 --tenant-weights 1,0.5 "
+        "--long-prefill-token-threshold 40 --max-queued-requests 4 --max-queued-tokens 500 --queue-timeout 1.5 "
+        "--watermark-tokens 0 --max-overtakes 3 --async-scheduling --api-key a --api-key b"
     )
     options = cli._options(cli._parser().parse_args(arguments.split()))
     assert options.model == "m"
@@ -84,7 +91,23 @@ def test_every_flag_of_the_engine_arrives() -> None:
         audit_interval=50,
         threads=2,
         seed=7,
+        scheduling_policy="fair",
+        priority_aging=2.5,
+        tenant_weights={"key-1": 1.0, "key-2": 0.5},
+        long_prefill_token_threshold=40,
+        max_queued_requests=4,
+        max_queued_tokens=500,
+        queue_timeout=1.5,
+        watermark_tokens=0,
+        max_overtakes=3,
+        async_scheduling=True,
     )
+    options.validate()
+
+
+def test_the_place_in_the_queue_is_told_on_request_only() -> None:
+    assert not cli._options(cli._parser().parse_args(["serve"])).stream_queue_position
+    assert cli._options(cli._parser().parse_args(["serve", "--stream-queue-position"])).stream_queue_position
 
 
 @pytest.mark.parametrize(
@@ -102,6 +125,18 @@ def test_every_flag_of_the_engine_arrives() -> None:
         (["--engine-silence-limit", "0"], "--engine-silence-limit 0"),
         (["--served-model-name", ""], "--served-model-name"),
         (["--revision", "main"], "--revision main: needs a MODEL"),
+        (["--scheduling-policy", "lifo"], "--scheduling-policy lifo: choose one of fcfs, priority, fair"),
+        *((["--priority-aging", value], f"--priority-aging {float(value)}") for value in ("0", "-1", "nan", "inf")),
+        *((["--queue-timeout", value], f"--queue-timeout {float(value)}") for value in ("0", "-1", "nan", "inf")),
+        (["--max-queued-requests", "0"], "--max-queued-requests 0"),
+        (["--max-queued-tokens", "0"], "--max-queued-tokens 0"),
+        (["--long-prefill-token-threshold", "0"], "--long-prefill-token-threshold 0"),
+        (["--watermark-tokens", "-1"], "--watermark-tokens -1"),
+        (["--max-overtakes", "-1"], "--max-overtakes -1"),
+        (["--api-key", "a", "--tenant-weights", "1"], "--tenant-weights: needs --scheduling-policy fair"),
+        ([*FAIR, "--tenant-weights", "1"], "--tenant-weights: 1 weights for 2 API keys"),
+        ([*FAIR, "--tenant-weights", "1,2,3"], "--tenant-weights: 3 weights for 2 API keys"),
+        *(([*FAIR, f"--tenant-weights=1,{weight}"], "--tenant-weights: every weight") for weight in ("0", "-1", "nan")),
         *((["--api-key", key], "--api-key") for key in ("", "two words", "schlüssel", "tab\there")),
     ],
 )
@@ -119,6 +154,14 @@ def test_a_swap_space_that_is_no_size_is_wrong_usage(capsys: pytest.CaptureFixtu
         cli.main(["serve", f"--swap-space={size}"])
     assert exit_.value.code == 2
     assert "must be a number of GiB, 0 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", ["", "1,", "1;2", "much"])
+def test_weights_that_are_no_numbers_are_wrong_usage(capsys: pytest.CaptureFixture[str], weights) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["serve", f"--tenant-weights={weights}"])
+    assert exit_.value.code == 2
+    assert "must be numbers separated by commas" in capsys.readouterr().err
 
 
 def test_keys_come_from_flags_and_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,193 @@
+"""The flags of `octavo serve`, in their groups.
+
+Knows names, types, defaults and help; what the values must be is checked where they are used. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+DEFAULT_PORT = 8000
+API_KEY_VARIABLE = "OCTAVO_API_KEY"
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("server")
+    flags.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 makes it reachable from other machines"
+    )
+    flags.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 takes any free one")
+    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
+    flags.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"key that requests to /v1 must bring, one of several if given more than once; {API_KEY_VARIABLE} may "
+        "name more, separated by commas, and keeps them out of the process list",
+    )
+    flags.add_argument("--revision", help="branch, tag or commit of a hub id")
+    flags.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
+    )
+    flags.add_argument(
+        "--max-request-bytes",
+        type=int,
+        metavar="N",
+        help="largest request body (default: 32 for each token of the context and 64 KiB more, at most 8 MiB)",
+    )
+    flags.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="seconds running requests get to finish"
+    )
+    flags.add_argument(
+        "--engine-silence-limit",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds an engine with work may be silent before /health answers 503",
+    )
+    flags.add_argument(
+        "--stream-queue-position",
+        action="store_true",
+        help="tell streams that wait their place in the queue, in comment lines; 200 is then sent before they start",
+    )
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("engine")
+    flags.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    flags.add_argument("--dtype", default="auto", help="float32, bfloat16, float16, or auto for the model's own")
+    flags.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model",
+    )
+    flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
+    flags.add_argument(
+        "--seed", type=int, metavar="N", help="seed of requests that bring none (default: another each time)"
+    )
+    flags.add_argument(
+        "--max-model-len", type=int, metavar="N", help="longest context in tokens (default: the model's)"
+    )
+    flags.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most requests in one step")
+    flags.add_argument("--max-num-batched-tokens", type=int, default=512, metavar="N", help="most tokens in one step")
+    flags.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in one KV page")
+    flags.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="reuse KV pages of prompts that begin alike",
+    )
+    flags.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        metavar="SHARE",
+        help="share, 0 to 1, of the device's memory (on CPUs, of the memory left to this process) to use",
+    )
+    flags.add_argument("--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV pages, instead of a share")
+    flags.add_argument(
+        "--audit-interval",
+        type=int,
+        metavar="N",
+        help="account for every page every N steps too, not only when idle (costs 3 us a page)",
+    )
+    flags.add_argument(
+        "--swap-space",
+        type=_gibibytes,
+        default=0,
+        metavar="GiB",
+        help="host memory for KV pages of preempted requests and of evicted prompts",
+    )
+    flags.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="KV pages, instead of bytes or a share")
+
+
+def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("scheduling", "Who runs when; docs/scheduling.md explains each.")
+    flags.add_argument(
+        "--scheduling-policy",
+        default="fcfs",
+        metavar="POLICY",
+        help="who goes first: fcfs (first come), priority (what requests ask for) or fair (shares of API keys)",
+    )
+    flags.add_argument(
+        "--priority-aging",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds of waiting that make up for one level of priority",
+    )
+    flags.add_argument(
+        "--tenant-weights",
+        type=_weights,
+        default=(),
+        metavar="W1,W2,...",
+        help="shares of the API keys, in the keys' order, under --scheduling-policy fair (default: all alike)",
+    )
+    flags.add_argument(
+        "--max-queued-requests",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most requests that wait; those beyond get 429",
+    )
+    flags.add_argument(
+        "--max-queued-tokens",
+        type=int,
+        default=1_048_576,
+        metavar="N",
+        help="most tokens that waiting requests have to compute; requests beyond get 429",
+    )
+    flags.add_argument(
+        "--queue-timeout",
+        type=float,
+        metavar="S",
+        help="seconds a request may wait to start; then it gets 503 (default: no limit)",
+    )
+    flags.add_argument(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="N",
+        help="most tokens of a step for long prompts while somebody streams (default: half of the step)",
+    )
+    flags.add_argument(
+        "--watermark-tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="tokens by which every running request must be able to grow before another starts",
+    )
+    flags.add_argument(
+        "--max-overtakes",
+        type=int,
+        default=16,
+        metavar="N",
+        help="requests that may start before an older one for which too few pages are free",
+    )
+    flags.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="schedule a step while the one before it runs; on CPUs it does not pay",
+    )
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    """Numbers separated by commas, for argparse."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be numbers separated by commas") from None
+
+
+def _gibibytes(text: str) -> int:
+    """Bytes in a number of GiB, for argparse."""
+    try:
+        size = int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < 0:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of GiB, 0 or more")
+    return size
