@@ -78,7 +78,6 @@ class PagedReader:
         else:
             fits = self._blocks.grow(SEQUENCE, end)
         assert fits, "the pool was made for the whole window"
-        first_block = self._num_computed // BLOCK_SIZE
         share = ScheduledRequest(
             request_id=SEQUENCE,
             turn=1,
@@ -88,8 +87,7 @@ class PagedReader:
             admitted=is_first,
             sequence_ids=(),
             output_index=0,
-            first_block=first_block,
-            block_tables=self._blocks.block_tables(SEQUENCE, first_block),
+            new_blocks=self._blocks.take_changed_blocks(SEQUENCE),
         )
         step = self._inputs.prepare(ScheduledBatch((share,), released=(SEQUENCE,) if is_first else ()))
         layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]

@@ -15,8 +15,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from block_manager.block import NULL_PAGE, KVBlock
+
+
+class ChangedBlocks(NamedTuple):
+    """Per group, the page ids of each block from block ``first`` on; no groups where nothing changed."""
+
+    first: int
+    pages: tuple[list[tuple[int, ...]], ...]
+
+
+NO_CHANGE = ChangedBlocks(0, ())
 
 
 class BlockTable:

@@ -20,34 +20,21 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from block_manager import demand, ledger, swap
 from block_manager.block import KVBlock
 from block_manager.block_pool import BlockPool
-from block_manager.block_table import BlockTable
+from block_manager.block_table import NO_CHANGE, BlockTable, ChangedBlocks
 from block_manager.groups import LayerGroup
 from block_manager.hashing import BlockHashes
 from block_manager.host_tier import HostBlock, HostTier
 from block_manager.prefix_index import MissReason
+from block_manager.prefix_match import PrefixMatch, match_prefix
 from block_manager.sequence import SequencePages
 from block_manager.sizing import Capacity
 from block_manager.swap import SwappedSequence
 from block_manager.transfers import Transfer, TransferKind, merged
 from block_manager.usage import PageForecast, PageSnapshot, PageUsage, SequenceUsage
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """Cached blocks that a new sequence can share: its first ``num_tokens`` tokens need no computing.
-
-    ``blocks[g]`` maps block index to block for group g; windowed groups list only what the window still needs.
-    ``miss`` says why it is not longer; None where it is as long as can be.
-    """
-
-    num_tokens: int
-    blocks: tuple[dict[int, KVBlock | HostBlock], ...]
-    miss: MissReason | None = None
 
 
 class BlockManager:
@@ -83,43 +70,10 @@ class BlockManager:
     # ---- what a sequence would need
 
     def match_prefix(self, hashes: BlockHashes, num_tokens: int) -> PrefixMatch:
-        """The longest prefix of whole blocks, at most ``num_tokens - 1`` tokens, that every group still has.
-
-        The last token is always computed anew, for its logits. A full group needs all blocks of the prefix; a
-        windowed one only those that the next position can still see.
-        """
-        none: tuple[dict[int, KVBlock | HostBlock], ...] = tuple({} for _ in self.groups)
+        """The longest prefix of whole blocks, at most ``num_tokens - 1`` tokens, that every group still has."""
         if not self._caching:
-            return PrefixMatch(0, none, MissReason.DISABLED)
-        longest = min(len(hashes), (num_tokens - 1) // self.block_size)
-        if not longest:
-            return PrefixMatch(0, none, MissReason.TOO_SHORT)
-        length, shrunk = longest, True
-        while shrunk and length:
-            shrunk = False
-            for index, group in enumerate(self.groups):
-                usable = self._longest_hit(index, group, hashes, length)
-                if usable < length:
-                    length, shrunk = usable, True
-        miss = None if length == longest else self.pool.index.why_missing(hashes[length])
-        found = []
-        for index, group in enumerate(self.groups):
-            first = group.first_needed_block(length * self.block_size, self.block_size)
-            blocks = {i: self._find(index, hashes[i]) for i in range(first, length)}
-            found.append({i: block for i, block in blocks.items() if block is not None})
-        return PrefixMatch(length * self.block_size, tuple(found), miss)
-
-    def _longest_hit(self, index: int, group: LayerGroup, hashes: BlockHashes, limit: int) -> int:
-        """Most blocks, at most ``limit``, after which group ``index`` has every block that is still needed."""
-        if group.window is None:
-            return next((i for i in range(limit) if self._find(index, hashes[i]) is None), limit)
-        end = limit
-        for i in range(limit - 1, -1, -1):
-            if self._find(index, hashes[i]) is None:
-                end = i
-            elif i <= group.first_needed_block(end * self.block_size, self.block_size):
-                return end
-        return end
+            return PrefixMatch(0, tuple({} for _ in self.groups), MissReason.DISABLED)
+        return match_prefix(self.groups, self.block_size, self._find, self.pool.index, hashes, num_tokens)
 
     def pages_to_admit(self, match: PrefixMatch, num_tokens: int, chunk: int) -> int:
         """Available pages that a new sequence takes to reach ``num_tokens``: fresh ones, and hits nobody holds now."""
@@ -191,6 +145,7 @@ class BlockManager:
         if needed:
             blocks = -(-num_tokens // self.block_size)
             taken = 0
+            sequence.changed_from = min(sequence.changed_from, len(sequence.tables[0]))
             for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
                 for _ in range(blocks - len(table)):
                     table.append(self.pool.allocate(index, group.pages_per_block, sequence.handle))
@@ -305,6 +260,15 @@ class BlockManager:
         """Per group, the page ids of each block from ``first_block`` on, by block index: a copy."""
         return tuple([table.pages[first_block:] for table in self.sequences[sequence_id].tables])
 
+    def take_changed_blocks(self, sequence_id: str) -> ChangedBlocks:
+        """The blocks that are new, or were replaced, since the last call; all of them at first."""
+        sequence = self.sequences[sequence_id]
+        first = sequence.changed_from
+        if first == sys.maxsize:
+            return NO_CHANGE
+        sequence.changed_from = sys.maxsize
+        return ChangedBlocks(first, tuple([table.pages[first:] for table in sequence.tables]))
+
     def sequence_usage(self, sequence_id: str) -> SequenceUsage:
         """Pages that a sequence holds and has held."""
         return self.sequences[sequence_id].usage(self._clock())
@@ -390,6 +354,7 @@ class BlockManager:
                 copy = self.pool.allocate(number, len(block.pages), sequence.handle)
                 self._transfers.append(Transfer(TransferKind.COPY, block.pages, copy.pages))
                 table.replace(index, copy)
+                sequence.changed_from = min(sequence.changed_from, index)
                 self.pool.release(block, sequence.handle)
             elif block.block_hash is not None:
                 self.pool.unregister(block)

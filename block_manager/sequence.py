@@ -14,7 +14,8 @@ class SequencePages:
 
     ``handle`` stands for the sequence in blocks' holder sets. Positions below ``num_tokens`` are written; blocks below
     ``num_hashed`` were offered to the prefix index. Positions below ``writable`` have blocks that nobody else sees; a
-    commit of fewer than ``next_commit`` tokens changes nothing but ``num_tokens``.
+    commit of fewer than ``next_commit`` tokens changes nothing but ``num_tokens``. Blocks from ``changed_from`` on are
+    new, or were replaced, since somebody last asked for changes.
     """
 
     sequence_id: str
@@ -25,6 +26,7 @@ class SequencePages:
     opened: float
     writable: int = 0
     next_commit: int = 0
+    changed_from: int = 0
     held_pages: int = 0
     peak_pages: int = 0
     _page_seconds: float = 0.0

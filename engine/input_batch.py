@@ -82,8 +82,8 @@ class InputBatch:
         row = self._row_of.get(request.request_id)
         if row is None:
             row = self._row_of[request.request_id] = self._free_rows.pop()
-        start = request.first_block
-        for table, blocks in zip(self._tables, request.block_tables, strict=True):
+        start, pages = request.new_blocks
+        for table, blocks in zip(self._tables, pages, strict=bool(pages)):
             table[:, row, start : start + len(blocks)] = np.array(blocks, dtype=np.int32).T
         return row
 

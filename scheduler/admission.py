@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from block_manager.manager import BlockManager, PrefixMatch
+from block_manager.manager import BlockManager
+from block_manager.prefix_match import PrefixMatch
 from scheduler.config import SchedulerConfig
 from scheduler.refusal import NeverFits
 from scheduler.request import Request, WaitReason

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from block_manager.block_table import ChangedBlocks
 from block_manager.transfers import Transfer
 
 PLACEHOLDER = -1  # stands for the token that the request's step before this one draws
@@ -19,13 +20,16 @@ class ScheduledRequest(NamedTuple):
 
     The step computes positions ``num_computed_tokens .. num_computed_tokens + len(token_ids) - 1``, whose ids are
     ``token_ids``; the last of them is `PLACEHOLDER` where a step that has not ended yet draws it. ``samples`` is true
-    when it is the last token there is, so that the step yields the next one. ``block_tables[g][i]`` are the page ids,
-    one per page column of group ``g``, that hold block ``first_block + i`` of the sequence; blocks before it are as in
-    the request's earlier shares. Blocks that slid out of a window hold the null page (0). ``admitted`` marks the first
-    step after (re)admission, whose tables owe nothing to earlier ones; ``turn`` numbers that admission, so that a share
-    can be told from one of an earlier life. ``sequence_ids`` are the sequences that each draw a next token from the
-    last position: the request, and its children in the step that completes its prompt. ``output_index`` counts the
-    tokens drawn before, so that a draw is a function of seed and index.
+    when it is the last token there is, so that the step yields the next one.
+
+    ``new_blocks.pages[g][i]`` are the page ids, one per page column of group ``g``, that hold block
+    ``new_blocks.first + i`` of the sequence; all other blocks are as in the request's earlier shares. Blocks that slid
+    out of a window are never read: they hold the null page (0) here, or still show what they held before.
+
+    ``admitted`` marks the first step after (re)admission, whose tables owe nothing to earlier ones; ``turn`` numbers
+    that admission, so that a share can be told from one of an earlier life. ``sequence_ids`` are the sequences that
+    each draw a next token from the last position: the request, and its children in the step that completes its prompt.
+    ``output_index`` counts the tokens drawn before, so that a draw is a function of seed and index.
     """
 
     request_id: str
@@ -36,8 +40,7 @@ class ScheduledRequest(NamedTuple):
     admitted: bool
     sequence_ids: tuple[str, ...]
     output_index: int
-    first_block: int
-    block_tables: tuple[list[tuple[int, ...]], ...]
+    new_blocks: ChangedBlocks
 
     @property
     def num_tokens(self) -> int:

@@ -226,9 +226,8 @@ class Scheduler:
         if len(token_ids) < num_tokens:
             token_ids.append(PLACEHOLDER)
         admitted, request.is_new_table = request.is_new_table, False
-        first_block = 0 if admitted else start // self.blocks.block_size
         samples = end == request.num_expected_tokens
-        drawn = request.num_output_tokens + request.num_expected_tokens - request.num_tokens
+        drawn = request.num_expected_tokens + request.num_dropped_tokens - request.num_prompt_tokens
         request.num_scheduled_tokens = end
         request.num_steps_under_way += 1
         name = request.request_id
@@ -237,10 +236,8 @@ class Scheduler:
             names = (name, *(child.request_id for child in request.children))
         elif samples:
             request.num_expected_tokens += 1  # with children it goes on when they have their share of its pages
-        tables = self.blocks.block_tables(name, first_block)
-        return ScheduledRequest(
-            name, request.turn, token_ids, start, samples, admitted, names, drawn, first_block, tables
-        )
+        new_blocks = self.blocks.take_changed_blocks(name)
+        return ScheduledRequest(name, request.turn, token_ids, start, samples, admitted, names, drawn, new_blocks)
 
     def _count_computed(self, request: Request, share: ScheduledRequest) -> None:
         start, num_tokens = share.num_computed_tokens, len(share.token_ids)

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from block_manager.block_table import ChangedBlocks
 from block_manager.groups import LayerGroup, plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
@@ -33,8 +34,7 @@ def share(
         admitted=admitted,
         sequence_ids=(name,),
         output_index=0,
-        first_block=first,
-        block_tables=tuple([table[first:] for table in tables]),
+        new_blocks=ChangedBlocks(first, tuple([table[first:] for table in tables])),
     )
 
 

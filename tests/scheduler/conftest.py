@@ -240,11 +240,12 @@ class Simulation:
 
     def _show_tables(self, share: ScheduledRequest) -> None:
         """Keep block tables as a runner does: each share brings only what may be new."""
-        tables = self._tables.setdefault(share.request_id, [[] for _ in share.block_tables])
-        assert share.first_block == 0 or not share.admitted
-        for table, new in zip(tables, share.block_tables, strict=True):
-            assert len(table) >= share.first_block
-            table[share.first_block :] = new
+        first, pages = share.new_blocks
+        tables = self._tables.setdefault(share.request_id, [[] for _ in self.blocks.groups])
+        assert first == 0 or not share.admitted
+        for table, new in zip(tables, pages, strict=bool(pages)):
+            assert len(table) >= first
+            table[first:] = new
 
     def _carry_out(self, transfers: Sequence[Transfer]) -> None:
         """Move contents between pages, one transfer after the other."""
