@@ -67,7 +67,7 @@ class StepPlanner:
         """
         self._wait_reasons.clear()
         threshold = self._config.long_prefill_threshold
-        needs = [min(one.num_expected_tokens, one.longest) - one.num_scheduled_tokens for one in self.running]
+        needs = [request.num_tokens_to_schedule for request in self.running]
         long_runs = max(needs, default=0) > threshold
         budget = StepBudget(self._config.max_num_batched_tokens, needs.count(1), threshold, long_runs=long_runs)
         plan: dict[Request, int] = {}

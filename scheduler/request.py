@@ -112,6 +112,12 @@ class Request:
         return len(self.token_ids) + self.num_dropped_tokens - self.num_prompt_tokens
 
     @property
+    def num_tokens_to_schedule(self) -> int:
+        """Tokens that no step has been scheduled for, of those that ever have to be computed."""
+        expected = self.num_expected_tokens
+        return (expected if expected < self.longest else self.longest) - self.num_scheduled_tokens
+
+    @property
     def num_preemptions(self) -> int:
         return len(self.ledger.preemptions)
 
@@ -130,7 +136,7 @@ class Request:
         newest = self.token_ids[-1]
         if newest in self.eos_token_ids or newest in self.stop_token_ids:
             return FinishReason.STOP
-        if self.num_output_tokens >= self.max_tokens:
+        if len(self.token_ids) + self.num_dropped_tokens - self.num_prompt_tokens >= self.max_tokens:
             return FinishReason.LENGTH
         return None
 

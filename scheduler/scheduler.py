@@ -189,10 +189,14 @@ class Scheduler:
                 continue
             request.num_steps_under_way -= 1
             self._count_computed(request, share)
-            self.blocks.commit(request.request_id, request.num_computed_tokens, request.block_hashes)
+            self.blocks.commit(share.request_id, request.num_computed_tokens, request.block_hashes)
             if share.samples:
-                family = [request, *self._run_children(request)] if request.children else [request]
-                outputs += [self._append(member, sampled[member.request_id]) for member in family]
+                # children take their share of the pages first: the token may be the parent's last
+                children = self._run_children(request) if request.children else ()
+                outputs.append(self._append(request, sampled[share.request_id]))
+                for child in children:
+                    outputs.append(self._append(child, sampled[child.request_id]))
+        self.counters.generation_tokens += len(outputs)
         return outputs
 
     def fail(self, batch: ScheduledBatch) -> list[str]:
@@ -241,13 +245,14 @@ class Scheduler:
 
     def _count_computed(self, request: Request, share: ScheduledRequest) -> None:
         start, num_tokens = share.num_computed_tokens, len(share.token_ids)
-        reached = start + num_tokens
-        fresh = max(0, reached - max(start, request.high_water))
-        if fresh < num_tokens:
+        request.num_computed_tokens = reached = start + num_tokens
+        fresh = num_tokens
+        if start < request.high_water:
+            fresh = max(0, reached - request.high_water)
             request.ledger.recomputed_tokens += num_tokens - fresh
             self.counters.recomputed_tokens += num_tokens - fresh
-        request.num_computed_tokens = reached
-        request.high_water = max(request.high_water, reached)
+        if reached > request.high_water:
+            request.high_water = reached
         self.policy.charge(request, fresh, len(share.sequence_ids) if share.samples else 0)
 
     def _append(self, request: Request, token_id: int) -> TokenOutput:
@@ -257,7 +262,6 @@ class Scheduler:
             request.num_expected_tokens = num_tokens
         if not num_tokens % self.blocks.block_size:
             request.block_hashes.extend(request.token_ids)
-        self.counters.generation_tokens += 1
         reason = request.finish_reason()
         if reason is not None:
             self.outlook.answer_length.observe(request.num_output_tokens, request.max_tokens)
