@@ -70,7 +70,7 @@ def decoding_scheduler(num_running: int, steps: int) -> Scheduler:
         request = Request(
             request_id=f"request-{index}",
             token_ids=[(index * 7919 + position) % 50_000 for position in range(CONTEXT)],
-            max_tokens=4000,
+            max_tokens=steps + PREFILL_STEPS,
             eos_token_ids=frozenset([50_001]),
             stop_token_ids=frozenset(),
             block_hashes=BlockHashes(BLOCK_SIZE),
