@@ -12,7 +12,7 @@ from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
 from block_manager.transfers import Transfer, TransferKind
-from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 from scheduler.config import SchedulerConfig
 from scheduler.output import TokenOutput
 from scheduler.policy import Policy
@@ -27,7 +27,11 @@ def next_token(request_id: str, position: int) -> int:
 
 
 class Simulation:
-    """Runs a scheduler to the end. ``read_pages`` also checks every content that a step reads (slow: small runs)."""
+    """Runs a scheduler to the end.
+
+    ``depth`` steps may be under way when the next one is scheduled. ``read_pages`` also checks every content that a
+    step reads (slow: small runs).
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Simulation:
         caching: bool = True,
         read_pages: bool = False,
         num_host_pages: int = 0,
+        depth: int = 0,
         policy: Policy | None = None,
         next_token: Callable[[str, int], int] = next_token,
         **limits: object,
@@ -58,6 +63,8 @@ class Simulation:
         self.scheduler = Scheduler(config, self.blocks, policy, clock=self.clock)
         self.next_token = next_token
         self.read_pages = read_pages
+        self.depth = depth
+        self.under_way: list[ScheduledBatch] = []
         self.requests: dict[str, Request] = {}
         self.prompts: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -66,6 +73,8 @@ class Simulation:
         self.steps = 0
         self._rows: set[str] = set()  # what a runner keeps: tables admitted and not yet released
         self._tables: dict[str, list[list[tuple[int, ...]]]] = {}
+        self._histories: dict[int, list[int]] = {}  # by turn: the tokens that a runner knows
+        self._reached: dict[int, int] = {}  # by turn: positions scheduled
         self._contents: dict[tuple[int, int], tuple[object, ...]] = {}
         self._host_contents: dict[tuple[int, int], tuple[object, ...]] = {}
 
@@ -132,26 +141,29 @@ class Simulation:
     # ---- steps
 
     def schedule(self) -> ScheduledBatch:
-        """Schedule a step and check it."""
+        """Schedule a step, which is under way from here on, and check it."""
         preemptions = self.scheduler.counters.num_preemptions
+        running = set(self.running)
         batch = self.scheduler.schedule()
         for refusal in self.scheduler.take_refusals():
             self.refusals[refusal.request_id] = refusal
             self._end(self.requests[refusal.request_id], FinishReason.ERROR)
-        self._check_batch(batch, preempted=self.scheduler.counters.num_preemptions > preemptions)
+        self._check_batch(batch, running, preempted=self.scheduler.counters.num_preemptions > preemptions)
+        if batch:
+            self.under_way.append(batch)
         return batch
 
-    def finish_step(self, batch: ScheduledBatch) -> list[TokenOutput]:
-        """What the runner and the engine do with a batch."""
+    def finish_step(self) -> list[TokenOutput]:
+        """What the runner and the engine do with the oldest step under way."""
+        batch = self.under_way.pop(0)
         self._carry_out(batch.transfers)
+        sampled = {}
         for share in batch.requests:
             self._write_and_read(share)
-        sampled = {
-            name: self.next_token(name, share.num_computed_tokens + share.num_tokens)
-            for share in batch.requests
-            if share.samples
-            for name in share.sequence_ids
-        }
+            if share.samples:
+                for name in share.sequence_ids:
+                    sampled[name] = self.next_token(name, len(self.prompts[name]) + share.output_index)
+                self._histories[share.turn].append(sampled[share.request_id])
         outputs = self.scheduler.update(batch, sampled)
         for output in outputs:
             request = output.request
@@ -163,15 +175,37 @@ class Simulation:
         self.check()
         return outputs
 
+    def fail_step(self) -> list[str]:
+        """The oldest step under way fails before it has moved or computed anything; who ended."""
+        batch = self.under_way.pop(0)
+        for transfer in batch.transfers:
+            contents = self._host_contents if transfer.kind is TransferKind.OUT else self._contents
+            for page in transfer.targets:
+                for offset in range(self.blocks.block_size):
+                    contents.pop((page, offset), None)
+        ended = self.scheduler.fail(batch)
+        for name in ended:
+            self._end(self.requests[name], FinishReason.ERROR)
+        self.check()
+        return ended
+
     def step(self) -> ScheduledBatch:
+        """Schedule, then finish the oldest step where enough are under way, or nothing else could run."""
+        preemptions = self.scheduler.counters.num_preemptions
         batch = self.schedule()
-        assert batch, f"nothing can run: running {self.running}, waiting {self.waiting}, {self.blocks.usage()}"
-        self.finish_step(batch)
+        if self.under_way:
+            if len(self.under_way) > self.depth or not batch:
+                self.finish_step()
+        else:
+            preempted = self.scheduler.counters.num_preemptions > preemptions
+            assert preempted or not self.scheduler.has_work, (
+                f"nothing can run: running {self.running}, waiting {self.waiting}, {self.blocks.usage()}"
+            )
         return batch
 
     def run(self, limit: int = 100_000) -> None:
         """Step until nothing is left, which takes at most ``limit`` steps."""
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self.under_way:
             assert limit > 0, "no end in sight"
             self.step()
             limit -= 1
@@ -183,18 +217,29 @@ class Simulation:
         """After every step: pages, states, and who is where."""
         assert self.blocks.audit() == []
         scheduler = self.scheduler
-        assert len(scheduler.running) <= scheduler.config.max_num_seqs
+        assert sum(len(request.family) for request in scheduler.running) <= scheduler.config.max_num_seqs
         assert not set(self.running) & set(self.waiting)
         pending = {name for name, one in self.requests.items() if one.status is RequestStatus.PENDING}
         assert set(self.running) | set(self.waiting) | pending == self.requests.keys() - self.reasons.keys()
         assert {request.status for request in scheduler.running} <= {RequestStatus.RUNNING}
         assert {request.status for request in scheduler.waiting} <= {RequestStatus.WAITING}
-        assert set(self.blocks.sequences) == set(self.running)
+        assert set(self.blocks.sequences) == set(self.running) | self.leaving()
+        assert set(self.blocks.swapped) <= set(self.waiting)
+
+    def leaving(self) -> set[str]:
+        """Requests that run no more, and whose pages a step under way reads."""
+        running = {(request.request_id, request.turn) for request in self.scheduler.running}
+        shares = {(share.request_id, share.turn) for batch in self.under_way for share in batch.requests}
+        return {request_id for request_id, _ in shares - running}
 
     def check_idle(self) -> None:
         """PAGES0: nothing runs or waits, and every page is free or cached."""
         assert not self.scheduler.has_work
+        assert not self.under_way
         assert self.running == self.waiting == []
+        assert self.scheduler.waiting.num_tokens == 0
+        assert not self.scheduler.running.reserving
+        assert not self.blocks.swapped
         usage = self.blocks.usage()
         assert usage.held == 0
         assert usage.free + usage.cached == usage.total
@@ -208,14 +253,16 @@ class Simulation:
         name = request.request_id
         assert name not in self.reasons, "ended twice"
         assert request.status is RequestStatus.FINISHED
-        assert request.token_ids == self.prompts[name] + self.outputs[name]
+        if not request.ledger.rotations:
+            assert request.token_ids == self.prompts[name] + self.outputs[name]
         assert self.outputs[name] == self.undisturbed(name, len(self.outputs[name]))
         self.reasons[name] = reason
 
-    def _check_batch(self, batch: ScheduledBatch, *, preempted: bool) -> None:
+    def _check_batch(self, batch: ScheduledBatch, running: set[str], *, preempted: bool) -> None:
         assert batch.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        assert not (preempted and self.under_way), "pages were taken that a step under way reads"
         if not batch:
-            assert batch.released == ()
+            assert batch.released == batch.transfers == ()
             return
         assert len(set(batch.released)) == len(batch.released)
         assert set(batch.released) <= self._rows, "released, but never shown or released before"
@@ -227,16 +274,36 @@ class Simulation:
         for share in batch.requests:
             self._show_tables(share)
             assert share.admitted == (share.request_id not in self._rows)
-            assert not (share.admitted and preempted), "admitted in a step that preempted"
-            assert share.num_tokens >= 1
-            request = self.requests[share.request_id]
-            end = share.num_computed_tokens + share.num_tokens
-            assert share.num_computed_tokens == request.num_computed_tokens
-            assert share.token_ids == request.token_ids[share.num_computed_tokens : end]
-            assert share.samples == (end == request.num_tokens)
-            assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.request_id])
+            assert not preempted or not share.admitted or share.request_id in running, "admitted while pages are short"
+            self._check_share(share)
         self._rows |= set(names)
-        assert self._rows == set(self.running), "a runner keeps rows of exactly what runs"
+        shown = {request.request_id for request in self.scheduler.running if not request.is_new_table}
+        assert self._rows == shown | self.leaving(), "a runner keeps rows of exactly what runs"
+
+    def _check_share(self, share: ScheduledRequest) -> None:
+        """It goes on where the share before it ended, with tokens that are known or drawn by then."""
+        request = self.requests[share.request_id]
+        assert share.turn == request.turn
+        assert share.num_tokens >= 1
+        assert share.num_tokens <= request.chunk_limit
+        if share.admitted:
+            assert share.turn not in self._reached
+            self._histories[share.turn] = list(request.token_ids)
+            self._reached[share.turn] = request.num_computed_tokens
+        earlier = [one for batch in self.under_way for one in batch.requests if one.turn == share.turn]
+        expected = request.num_tokens + sum(one.samples for one in earlier)
+        end = share.num_computed_tokens + share.num_tokens
+        assert share.num_computed_tokens == self._reached[share.turn]
+        self._reached[share.turn] = end
+        known = request.token_ids[share.num_computed_tokens : end]
+        assert share.token_ids in (known, [*known, PLACEHOLDER])
+        if len(share.token_ids) > len(known):
+            assert earlier[-1].samples, "the token before it is drawn by nobody"
+        assert end <= request.longest
+        assert share.samples == (end == expected)
+        assert share.output_index == request.num_output_tokens + expected - request.num_tokens
+        assert share.sequence_ids == tuple(member.request_id for member in request.family)
+        assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.request_id])
 
     def _show_tables(self, share: ScheduledRequest) -> None:
         """Keep block tables as a runner does: each share brings only what may be new."""
@@ -267,11 +334,16 @@ class Simulation:
 
     def _write_and_read(self, share: ScheduledRequest) -> None:
         """Store each position's identity in its page, then read what the step's attention sees."""
+        request = self.requests[share.request_id]
+        if request.turn != share.turn or request.status is not RequestStatus.RUNNING:
+            return  # nobody reads what it computes
+        start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
+        tokens = self._histories[share.turn]
+        assert len(tokens) >= end
+        assert tokens[start:end] == [tokens[end - 1] if one == PLACEHOLDER else one for one in share.token_ids]
         if not self.read_pages:
             return
         size = self.blocks.block_size
-        tokens = self.requests[share.request_id].token_ids
-        start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
         for index, (group, table) in enumerate(zip(self.blocks.groups, self._tables[share.request_id], strict=True)):
             oldest = 0 if group.window is None else max(0, start - group.window + 1)
             for column in range(group.pages_per_block):

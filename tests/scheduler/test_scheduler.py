@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from block_manager.hashing import BlockHashes
-from scheduler.request import FinishReason
 from scheduler.refusal import NeverFits
+from scheduler.request import FinishReason
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -26,9 +26,11 @@ def test_decodes_and_chunks_share_one_budget(simulate: type[Simulation]) -> None
     sim.add("a", 20, 9)
     sim.add("b", 30, 9)
     sim.add("c", 40, 9)
-    assert shares(sim.step()) == [("a", 20), ("b", 12)]
-    assert shares(sim.step()) == [("a", 1), ("b", 18), ("c", 13)]
-    assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 27)]
+    assert shares(sim.step()) == [("a", 20)]  # nobody streams: the long prompt gets what is left over
+    assert shares(sim.step()) == [("a", 1), ("b", 16)]
+    assert shares(sim.step()) == [("a", 1), ("b", 14), ("c", 16)]
+    assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 16)]
+    assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 8)]
     assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 1)]
 
 
@@ -60,15 +62,19 @@ def test_max_num_seqs_bounds_what_runs(simulate: type[Simulation]) -> None:
     assert shares(sim.step()) == [("d", 2), ("e", 2)]
 
 
-def test_first_come_first_served_even_when_a_later_request_would_fit(simulate: type[Simulation]) -> None:
+def test_a_small_request_may_start_before_a_large_one_that_wants_more_pages_than_there_are(
+    simulate: type[Simulation],
+) -> None:
     sim = simulate(num_pages=6, budget=100)
     sim.add("a", 30, 3)
     sim.add("large", 90, 2)
     sim.add("small", 1, 1)
     sim.step()
-    assert (sim.running, sim.waiting) == (["a"], ["large", "small"])
+    assert (sim.running, sim.waiting) == (["a"], ["large"])
+    assert sim.reasons == {"small": FinishReason.LENGTH}
+    assert (sim.requests["large"].num_overtakers, sim.scheduler.counters.overtakes) == (1, 1)
     sim.run()
-    assert list(sim.reasons) == ["a", "large", "small"]
+    assert list(sim.reasons) == ["small", "a", "large"]
 
 
 def test_nothing_to_do_is_an_empty_batch(simulate: type[Simulation]) -> None:
@@ -259,10 +265,10 @@ def test_h06_an_abort_while_its_step_runs_is_the_only_outcome(simulate: type[Sim
     sim.add("last token now", 4, 1)
     sim.add("prefilling", 60, 5)
     sim.add("goes on", 4, 3)
-    batch = sim.schedule()
+    sim.schedule()
     assert sim.abort("last token now")
     assert sim.abort("prefilling")
-    sim.finish_step(batch)
+    sim.finish_step()
     assert sim.outputs["last token now"] == []
     assert not sim.abort("last token now")
     sim.run()
@@ -276,20 +282,39 @@ def test_h06_an_abort_while_its_step_runs_is_the_only_outcome(simulate: type[Sim
 def test_h06_an_id_reused_while_its_old_step_runs_is_a_new_request(simulate: type[Simulation]) -> None:
     sim = simulate(num_pages=16)
     sim.add("a", 20, 3)
-    batch = sim.schedule()
+    sim.schedule()
     sim.abort("a")
     sim.add("a", 5, 4)
-    assert sim.scheduler.update(batch, {"a": 1}) == []
+    assert not sim.schedule(), "its name is in the tables of the step that runs"
+    assert sim.finish_step() == []
+    batch = sim.step()
+    assert (batch.released, shares(batch)) == (("a",), [("a", 5)])
     sim.run()
     assert len(sim.outputs["a"]) == 4
 
 
-def test_a_step_that_failed_leaves_nothing_findable(simulate: type[Simulation]) -> None:
+def test_a_step_that_failed_ends_its_requests_and_leaves_nothing_findable(simulate: type[Simulation]) -> None:
     sim = simulate(num_pages=16, budget=512)
     sim.add("a", list(range(64)), 3)
     sim.schedule()
-    sim.abort("a")
+    assert sim.fail_step() == ["a"]
     assert sim.blocks.usage().free == 16
     hashes = BlockHashes(16)
     hashes.extend(list(range(64)))
     assert sim.blocks.match_prefix(hashes, 64).num_tokens == 0
+
+
+def test_h06_pages_of_an_aborted_request_are_free_when_the_step_that_reads_them_is_over(
+    simulate: type[Simulation],
+) -> None:
+    sim = simulate(num_pages=16, budget=256)
+    sim.add("a", 64, 3)
+    sim.add("b", 4, 3)
+    sim.step()
+    sim.schedule()
+    sim.abort("a")
+    assert sim.blocks.usage().held == 5 + 1  # its 65th token is being computed
+    sim.finish_step()
+    assert sim.blocks.usage().held == 1
+    assert sim.step().released == ("a",)
+    sim.run()

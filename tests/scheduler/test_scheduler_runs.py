@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.request import FinishReason
 from scheduler.refusal import NeverFits
+from scheduler.request import FinishReason
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -126,7 +126,7 @@ def test_h05_a_thousand_requests_aborted_in_random_phases_leave_every_page_free(
             sim.add(f"r{len(sim.requests)}", source.choice([5, 50]), source.choice([20, 60]))
         batch = sim.schedule()
         if batch:
-            sim.finish_step(batch)
+            sim.finish_step()
         wanted = source.choice([*phases, *["preempted"] * 5, *[None] * 10])
         names = [name for name in list(sim.requests)[-40:] if phase_of(sim, name) == wanted]
         if wanted is not None and names:

@@ -9,9 +9,10 @@ import pytest
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
-from scheduler.request import Request
 from scheduler.config import SchedulerConfig
+from scheduler.preemption_record import PreemptionKind
 from scheduler.refusal import NeverFits
+from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 
 PLANS = [(None, 8), (8,), (None, 4, 4, 4), (None,)]
@@ -45,7 +46,10 @@ def test_a_prompt_swapped_out_half_way_is_finished(windows: tuple[int | None, ..
         rng = random.Random(seed)
         block_size, budget = rng.choice([1, 2, 4]), rng.choice([4, 8, 12])
         blocks = BlockManager(plan_groups(windows), rng.randrange(10, 60), block_size, num_host_pages=400)
-        scheduler = Scheduler(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=budget), blocks)
+        config = SchedulerConfig(
+            max_num_seqs=8, max_num_batched_tokens=budget, watermark_tokens=1, seconds_per_page=0.0
+        )
+        scheduler = Scheduler(config, blocks)
         try:
             for number in range(rng.randrange(1, 5)):
                 scheduler.add(request(f"short{number}", 4, rng.randrange(4, 60), block_size))
@@ -53,7 +57,9 @@ def test_a_prompt_swapped_out_half_way_is_finished(windows: tuple[int | None, ..
         except NeverFits:
             pass
         run(scheduler)
-        swaps += scheduler.counters.swaps
+        swaps += sum(
+            count for (kind, _), count in scheduler.counters.preemptions.items() if kind is PreemptionKind.SWAP
+        )
     assert swaps > 50
 
 
