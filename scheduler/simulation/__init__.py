@@ -1,1 +1,1 @@
-"""A discrete-event simulation of the scheduler and its pages, for sizing: it runs a trace of requests without a model."""
+"""A discrete-event simulation of scheduler and pages, for sizing: a trace of requests is run without a model."""
