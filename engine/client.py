@@ -175,6 +175,8 @@ class EngineClient:
             while (message := await _receive(current)) is not None:
                 self._last_heard = time.monotonic()
                 if isinstance(message, StatsRead | Explained):
+                    if isinstance(message, StatsRead):
+                        self.stats = message.stats  # here, so that none overwrites what came later
                     self._answer(message)
                 elif isinstance(message, StepOutput):
                     self.stats = message.stats or self.stats
@@ -324,7 +326,6 @@ class EngineClient:
         """Pages, queues and counters, now. Raises EngineUnavailable or EngineDied."""
         answer = await self._ask(ReadStats)
         assert isinstance(answer, StatsRead)
-        self.stats = answer.stats
         return answer.stats
 
     async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:

@@ -16,10 +16,12 @@ from engine.client import EngineState
 from server.auth import RequireApiKey
 from server.body_limit import BodyLimit
 from server.disconnect import ClientDisconnected
-from server.errors import install_error_handlers, unavailable
+from server.errors import install_error_handlers, internal_error, unavailable
 from server.openai.chat import create_chat_completion
 from server.openai.completions import create_completion
 from server.openai.models import list_models, retrieve_model
+from server.openai.requests import list_requests, retrieve_request
+from server.request_id import ShowRequestId, request_id_header
 from server.state import ServerState
 from server.version import octavo_version
 
@@ -33,6 +35,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(
         title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
+    app.add_middleware(ShowRequestId)
     app.add_middleware(BodyLimit, limit=state.body_limit)
     if state.api_keys:
         app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
@@ -42,6 +45,13 @@ def create_app(state: ServerState) -> FastAPI:
         """Nobody reads this; the status is for the access log."""
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
+    async def on_exception(request: Request, error: Exception) -> Response:
+        """A bug: what it says is for the log. No middleware sees this answer."""
+        response = internal_error().response()
+        response.headers.update(request_id_header(request.scope))
+        return response
+
+    app.add_exception_handler(Exception, on_exception)
     app.add_exception_handler(ClientDisconnected, on_disconnect)
     app.add_exception_handler(ClientDisconnect, on_disconnect)  # while it still sent its body
 
@@ -61,6 +71,14 @@ def create_app(state: ServerState) -> FastAPI:
     async def model(model: str) -> Response:
         return retrieve_model(state, model)
 
+    @app.api_route("/v1/requests", methods=READING)
+    async def requests(request: Request) -> Response:
+        return await list_requests(state, request)
+
+    @app.api_route("/v1/requests/{name:path}", methods=READING)
+    async def one_request(request: Request, name: str) -> Response:
+        return await retrieve_request(state, request, name)
+
     @app.api_route("/health", methods=READING)
     async def health() -> Response:
         """200 while the engine is alive and moving, a shutdown included; else 503."""
@@ -78,7 +96,7 @@ def create_app(state: ServerState) -> FastAPI:
 
     @app.api_route("/metrics", methods=READING)
     async def metrics() -> Response:
-        return Response(state.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await state.metrics.scrape(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.api_route("/version", methods=READING)
     async def server_version() -> Response:

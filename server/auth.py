@@ -1,4 +1,4 @@
-"""API keys: who may use /v1, and whose cached prompts are whose.
+"""API keys: who may use /v1, as which tenant, and whose cached prompts are whose.
 
 Knows keys by their digests only. Invariants: a key is compared in a time that tells nothing of it, and is neither
 logged nor sent anywhere; requests under different keys never have the same salt, so that none finds another's pages,
@@ -10,23 +10,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
+from server.tenant import NO_TENANT, tenant_name
 
 SALT_DOMAIN = b"octavo cache salt of an API key\0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What is known of one key."""
+
+    digest: bytes = field(repr=False)
+    salt: str = field(repr=False)
+    tenant: str
 
 
 class ApiKeys:
     """The keys of one server; without any, everybody may use it and shares what is cached."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        encoded = [key.encode() for key in keys]
-        self._salts = [(_digest(key), hashlib.sha256(SALT_DOMAIN + key).hexdigest()) for key in encoded]
+        self._keys = [
+            _Key(_digest(key), hashlib.sha256(SALT_DOMAIN + key).hexdigest(), tenant_name(number))
+            for number, key in enumerate((key.encode() for key in keys), 1)
+        ]
 
     def __bool__(self) -> bool:
-        return bool(self._salts)
+        return bool(self._keys)
 
     def salt(self, authorization: str | None, cache_salt: str | None) -> str:
         """The salt of a request with this header and this ``cache_salt`` of its own; "" is what all share.
@@ -34,25 +47,30 @@ class ApiKeys:
         ApiError 401 when keys are configured and the header has none of them.
         """
         own = cache_salt or ""
-        if not self._salts:
-            return own
+        key = self._find(authorization)
         # the key's part has a fixed length, so no two pairs read the same
-        return f"{self._key_salt(authorization)}:{own}"
+        return own if key is None else f"{key.salt}:{own}"
+
+    def tenant(self, authorization: str | None) -> str:
+        """Whose share of the server a request with this header counts towards. ApiError 401 as for `salt`."""
+        key = self._find(authorization)
+        return NO_TENANT if key is None else key.tenant
 
     def check(self, authorization: str | None) -> None:
         """ApiError 401 when keys are configured and the header has none of them."""
-        if self._salts:
-            self._key_salt(authorization)
+        self._find(authorization)
 
-    def _key_salt(self, authorization: str | None) -> str:
+    def _find(self, authorization: str | None) -> _Key | None:
+        if not self._keys:
+            return None
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise _unauthorized("an API key is needed: send the header Authorization: Bearer KEY")
         presented = _digest(key.strip().encode())
         found = None
-        for digest, salt in self._salts:  # all of them, whichever fits
-            if hmac.compare_digest(digest, presented):
-                found = salt
+        for known in self._keys:  # all of them, whichever fits
+            if hmac.compare_digest(known.digest, presented):
+                found = known
         if found is None:
             raise _unauthorized("the API key is not one of this server's")
         return found

@@ -1,4 +1,4 @@
-"""The part of /metrics that the engine knows: pages, queues and its counters, read from its latest stats at a scrape.
+"""The part of /metrics that the engine knows: pages, queues and its counters, from the stats of the client.
 
 Invariants: counters never go back, not even when a new engine process starts its own at 0; every series exists from
 the first scrape on, with 0, except those of a layer group, which exist once the engine has told its groups; labels
@@ -8,6 +8,7 @@ come from fixed sets, never from a request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -15,11 +16,11 @@ from prometheus_client.registry import Collector
 
 from engine.client import EngineClient, EngineState
 from engine.messages import EngineReady, EngineStats, GroupUsage
+from scheduler.request import WaitReason
 
 # Counters of EngineStats: field, metric, help.
 ENGINE_COUNTERS = (
-    ("preemptions", "octavo_preemptions", "Times a request gave its pages back, to go on later."),
-    ("swaps", "octavo_swaps", "Preemptions that kept the pages in host memory, so that nothing is computed again."),
+    ("overtakes", "octavo_overtakes", "Requests that started before an older one for which too few pages were free."),
     ("rotations", "octavo_rotations", "Times a request at the end of the context dropped its middle and went on."),
     ("prompt_tokens", "octavo_prompt_tokens", "Prompt tokens of admitted requests, cached ones included."),
     ("recomputed_tokens", "octavo_recomputed_tokens", "Tokens computed once more after a preemption."),
@@ -34,7 +35,13 @@ ENGINE_COUNTERS = (
 DISABLED = "disabled"
 MISS_REASONS = ("too_short", "never_seen", "evicted", "salt", DISABLED)
 
-Key = tuple[str, str]  # field of EngineStats, and the value of its label or ""
+# Why a waiting request did not start in the latest step: the keys of EngineStats.waiting_by_reason.
+WAIT_REASONS = tuple(reason.value for reason in WaitReason)
+# How pages were taken from a request, and what for: the labels of EngineStats.preemptions.
+PREEMPTION_KINDS = ("recompute", "swap")
+PREEMPTION_CAUSES = ("prefill", "decode")
+
+Key = tuple[str, ...]  # field of EngineStats, and the values of its labels
 
 
 class EngineCounters:
@@ -58,12 +65,13 @@ class EngineCounters:
                 self._offset[key] = self._offset.get(key, 0.0) + seen
         self._seen = _counts(stats)
 
-    def total(self, field: str, label: str = "") -> float:
-        return self._offset.get((field, label), 0.0) + self._seen.get((field, label), 0.0)
+    def total(self, field: str, *labels: str) -> float:
+        return self._offset.get((field, *labels), 0.0) + self._seen.get((field, *labels), 0.0)
 
 
 def _counts(stats: EngineStats) -> dict[Key, float]:
-    counts = {(field, ""): float(getattr(stats, field)) for field, _, _ in ENGINE_COUNTERS}
+    counts: dict[Key, float] = {(field,): float(getattr(stats, field)) for field, _, _ in ENGINE_COUNTERS}
+    counts |= {("preemptions", one.kind, one.cause): float(one.count) for one in stats.preemptions}
     counts |= {("missed", reason): float(number) for reason, number in stats.missed_prompt_tokens.items()}
     counts |= {("evicted", group.name): float(group.evicted) for group in stats.groups}
     return counts
@@ -90,6 +98,7 @@ class EngineCollector(Collector):
         yield from self._queue_gauges(stats)
         for field, name, documentation in ENGINE_COUNTERS:
             yield CounterMetricFamily(name, documentation, value=self._counters.total(field))
+        yield self._preemptions()
         yield from self._prefix_cache_counters()
         evicted = CounterMetricFamily(
             "octavo_kv_evicted_pages", "Cached pages that were taken for other tokens.", labels=("group",)
@@ -97,6 +106,16 @@ class EngineCollector(Collector):
         for group in groups:
             evicted.add_metric((group.name,), self._counters.total("evicted", group.name))
         yield evicted
+
+    def _preemptions(self) -> Metric:
+        preemptions = CounterMetricFamily(
+            "octavo_preemptions",
+            "Times a request gave its pages back, to go on later: kind says how, cause what they were taken for.",
+            labels=("kind", "cause"),
+        )
+        for labels in product(PREEMPTION_KINDS, PREEMPTION_CAUSES):
+            preemptions.add_metric(labels, self._counters.total("preemptions", *labels))
+        return preemptions
 
     def _prefix_cache_counters(self) -> Iterator[Metric]:
         missed = CounterMetricFamily(
@@ -114,10 +133,23 @@ class EngineCollector(Collector):
 
     def _queue_gauges(self, stats: EngineStats | None) -> Iterator[Metric]:
         up = self._client.state is EngineState.READY
-        running, waiting = (0, 0) if stats is None else (stats.running, stats.waiting)
         yield GaugeMetricFamily("octavo_engine_up", "1 while the engine serves.", value=float(up))
+        running = 0 if stats is None else stats.running
         yield GaugeMetricFamily("octavo_requests_running", "Requests that hold pages.", value=running)
-        yield GaugeMetricFamily("octavo_requests_waiting", "Requests that wait for pages.", value=waiting)
+        waiting = GaugeMetricFamily(
+            "octavo_requests_waiting",
+            "Requests that wait to start or, preempted, to go on, by why they did not in the latest step.",
+            labels=("reason",),
+        )
+        for reason in WAIT_REASONS:
+            waiting.add_metric((reason,), 0 if stats is None else stats.waiting_by_reason.get(reason, 0))
+        yield waiting
+        queued = 0 if stats is None else stats.queued_tokens
+        yield GaugeMetricFamily("octavo_queued_tokens", "Tokens that waiting requests have to compute.", value=queued)
+        longest = 0.0 if stats is None else stats.longest_wait_seconds
+        yield GaugeMetricFamily(
+            "octavo_longest_wait_seconds", "Seconds since the oldest waiting request arrived.", value=longest
+        )
         in_flight = self._client.num_in_flight
         yield GaugeMetricFamily("octavo_requests_in_flight", "Requests submitted and not finished.", value=in_flight)
 

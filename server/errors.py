@@ -7,6 +7,7 @@ Knows HTTP and nothing about generation. Invariants: a body is always ``{"error"
 from __future__ import annotations
 
 import http
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.client import EngineDied, EngineError, EngineUnavailable, RequestTooLarge
+from engine.messages import Failure
 
 INVALID_REQUEST = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
 RETRY_AFTER_SECONDS = 1
+MAX_RETRY_AFTER_SECONDS = 120  # clients take more for a mistake
+NO_RETRY = {"x-should-retry": "false"}  # to clients that come again by themselves
 
 
 class ApiError(Exception):
@@ -44,6 +49,8 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
+        if self.status == 429:
+            return RATE_LIMIT
         return INVALID_REQUEST if self.status < 500 else SERVER_ERROR
 
     def body(self) -> dict[str, dict[str, str | None]]:
@@ -51,7 +58,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        return Response(orjson.dumps(self.body()), self.status, self.headers, "application/json")
+        """The whole answer. What is wrong with the request itself says so to clients that would come again."""
+        headers = {**NO_RETRY, **self.headers} if self.type == INVALID_REQUEST else self.headers
+        return Response(orjson.dumps(self.body()), self.status, headers, "application/json")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -86,6 +95,22 @@ def from_engine(error: EngineError) -> ApiError:
     return ApiError(500, str(error), code="engine_error")
 
 
+def from_failure(failure: Failure) -> ApiError:
+    """What the client reads of a request that the engine ended without a result."""
+    code, message = failure.code, failure.message
+    if code == "queue_full":
+        seconds = min(MAX_RETRY_AFTER_SECONDS, max(RETRY_AFTER_SECONDS, math.ceil(failure.retry_after or 0.0)))
+        return ApiError(429, message, code=code, headers={"retry-after": str(seconds)})
+    if code == "queue_timeout":
+        return unavailable(message, code)
+    if code == "timeout":
+        # the client said how long it would wait: it does not want to begin again
+        return ApiError(504 if failure.started else 503, message, code=code, headers=NO_RETRY)
+    if code == "never_fits":
+        return bad_request(message, code="kv_capacity_exceeded")
+    return ApiError(500, message, code=code if code == "step_failed" else "engine_error")
+
+
 def from_http(error: HTTPException) -> ApiError:
     """The router's own errors: no such route, wrong method."""
     phrase = http.HTTPStatus(error.status_code).phrase
@@ -94,7 +119,7 @@ def from_http(error: HTTPException) -> ApiError:
 
 
 def install_error_handlers(app: Starlette) -> None:
-    """Make every error that leaves the app an error object."""
+    """Make every error that leaves the app an error object; those nobody expected are the app's own to handle."""
 
     async def on_api_error(request: Request, error: Any) -> Response:
         return error.response()  # type: ignore[no-any-return]
@@ -107,9 +132,5 @@ def install_error_handlers(app: Starlette) -> None:
             return ApiError(405, detail, code="method_not_allowed", headers=error.headers).response()
         return from_http(error).response()
 
-    async def on_exception(request: Request, error: Exception) -> Response:
-        return internal_error().response()
-
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_exception)

@@ -2,8 +2,8 @@
 
 Sits between the engine and the endpoints (their formats), and knows neither HTTP nor JSON. Invariants: a generation
 that was started is counted exactly once, as stop, length, abort or error; when its stream is closed, early or not, the
-engine has been told and nothing of it runs on; the text of a stop string, and of the token that ended the sequence, is
-never emitted.
+engine has been told and nothing of it runs on; one that the engine refused to queue is counted as a refusal instead;
+the text of a stop string, and of the token that ended the sequence, is never emitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from engine.client import EngineError
 from engine.messages import Ledger, RequestDelta
 from scheduler.request import FinishReason
-from server.errors import ApiError, from_engine, internal_error, unavailable
+from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
+from server.metrics import QUEUE_FULL
 from server.state import ServerState
 from server.text.detokenizer import Detokenizer
 from server.text.stop_strings import StopMatcher
@@ -30,12 +31,14 @@ class TextDelta:
 
     ``stop_reason`` says what stopped it: the stop string, the id among ``stop_token_ids``, or None for EOS. ``ledger``
     comes with the last, except after a stop string: then the server ended the sequence, not the engine that keeps it.
+    ``queue_position`` comes alone, before any text: 1 for the one that starts next.
     """
 
     text: str
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     ledger: Ledger | None = None
+    queue_position: int | None = None
 
 
 class Generation:
@@ -73,14 +76,21 @@ class Generation:
 
     async def stream(self) -> AsyncGenerator[TextDelta]:
         """The text as it comes. Raises ApiError when the engine fails. Close it to abort."""
-        outcome = FinishReason.ABORT  # what it is when the consumer closes the stream
+        outcome: FinishReason | None = FinishReason.ABORT  # what it is when the consumer closes the stream
+        self._metrics.count_submitted()
         try:
             last = None
             async with contextlib.aclosing(self._open_deltas()) as deltas:
                 async for delta in deltas:
-                    if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-                        outcome = delta.finish_reason
-                        raise _failure(delta)
+                    if (failure := delta.failure) is not None:
+                        self._metrics.count_failure(failure.code)
+                        outcome = None if failure.code == QUEUE_FULL else FinishReason.ERROR
+                        raise from_failure(failure)
+                    if delta.finish_reason is FinishReason.ABORT:
+                        raise unavailable("the engine aborted the request", "aborted")  # nobody here asked for it
+                    if delta.queue_position is not None:
+                        yield TextDelta("", queue_position=delta.queue_position)
+                        continue
                     text = self._read(delta)
                     if text.finish_reason is not None:
                         # Leave the engine's stream first: a stop string ends the sequence before the engine knows.
@@ -101,7 +111,8 @@ class Generation:
             outcome = FinishReason.ERROR
             raise
         finally:
-            self._metrics.count_outcome(outcome, time.monotonic() - self._arrived)
+            if outcome is not None:
+                self._metrics.count_outcome(outcome, time.monotonic() - self._arrived)
 
     def _read(self, delta: RequestDelta) -> TextDelta:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
@@ -154,10 +165,3 @@ class Generation:
         else:
             self._metrics.observe_tokens(now - self._last_token_at, num_tokens)
         self._last_token_at = now
-
-
-def _failure(delta: RequestDelta) -> ApiError:
-    """What a last delta that is no result means: an error of its own, or an abort that nobody here asked for."""
-    if delta.finish_reason is FinishReason.ABORT:
-        return unavailable("the engine aborted the request", "aborted")
-    return ApiError(500, delta.error or "the engine failed on this request", code="engine_error")

@@ -2,7 +2,8 @@
 
 Knows which sequences belong to one prompt and which of them answer it; knows neither HTTP nor JSON. Invariants: a
 prompt is counted once, however many samples it has; every token generated is counted, those of discarded samples too;
-when a stream is closed, every sequence of it has ended, those that had not begun included.
+when a stream is closed, every sequence of it has ended, those that had not begun included; the request can be found in
+the registry while its stream is open, and no ledger tells its client of another tenant's requests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from server.generation import Generation, TextDelta
+from server.request_registry import InFlightRequest, RequestRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,12 @@ class PromptSamples:
 
 
 class GenerationGroup:
-    """The samples of all prompts of one API request, in the order of the prompts."""
+    """The samples of all prompts of one API request, in the order of the prompts and of ``request``'s sequences."""
 
-    def __init__(self, prompts: Sequence[PromptSamples]) -> None:
+    def __init__(self, prompts: Sequence[PromptSamples], request: InFlightRequest, registry: RequestRegistry) -> None:
         self._prompts = prompts
+        self._request = request
+        self._registry = registry
         self._generations = [generation for prompt in prompts for generation in prompt.generations]
 
     @property
@@ -70,6 +76,15 @@ class GenerationGroup:
 
         Where every sample is a choice, the number is the choice's index.
         """
+        with self._registry.holding(self._request):
+            async with contextlib.aclosing(self._merged()) as deltas:
+                async for number, delta in deltas:
+                    if delta.finish_reason is not None:
+                        self._request.end(number)
+                        delta = self._fit_to_show(delta)
+                    yield number, delta
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, TextDelta]]:
         if len(self._generations) == 1:
             async with contextlib.aclosing(self._generations[0].stream()) as deltas:
                 async for delta in deltas:
@@ -90,6 +105,12 @@ class GenerationGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _fit_to_show(self, last: TextDelta) -> TextDelta:
+        if last.ledger is None:
+            return last
+        preemptions = self._registry.shown(self._request.tenant, last.ledger.preemptions)
+        return replace(last, ledger=msgspec.structs.replace(last.ledger, preemptions=preemptions))
 
     async def collect(self) -> list[TextDelta]:
         """Each choice's whole text and how it ended, prompt by prompt."""

@@ -2,19 +2,29 @@
 
 What the API process sees (outcomes, latencies) is counted here as it happens; for what the engine knows see
 `server.engine_metrics`. Invariants: every series exists from the first scrape on, with 0; labels come from fixed sets,
-never from a request.
+never from a request; and of requests
+
+    submitted = ended, by outcome + refused because the queue was full + in flight
+
+so that a request which was never accepted is no failure of one that was.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineError
 from scheduler.request import FinishReason
 from server.engine_metrics import EngineCollector, EngineCounters
+
+STATS_SECONDS = 1.0  # that a scrape waits for the engine to say how things are; it says so between two steps
+QUEUE_FULL = "queue_full"
+REFUSAL_REASONS = (QUEUE_FULL, "queue_timeout", "timeout")  # codes of a Failure that the scheduler decided on
 
 TTFT_BUCKETS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560,
@@ -49,9 +59,21 @@ class Metrics:
         self._registry = _Registry()
         self._engine_counters = EngineCounters()
         self._registry.register(EngineCollector(client, self._engine_counters))
+        self._submitted = Counter(
+            "octavo_requests_submitted",
+            "Requests sent to the engine: accepted ones, and those refused because the queue was full.",
+            registry=self._registry,
+        )
+        refusals = Counter(
+            "octavo_refusals",
+            "Requests the scheduler ended: queue_full ones were never accepted; the others have the outcome error too.",
+            ("reason",),
+            registry=self._registry,
+        )
+        self._refusals = {reason: refusals.labels(reason) for reason in REFUSAL_REASONS}
         outcomes = Counter(
             "octavo_requests",
-            "Requests ended, by outcome: stop, length, abort (the client left) or error.",
+            "Accepted requests ended, by outcome: stop, length, abort (the client left) or error.",
             ("outcome",),
             registry=self._registry,
         )
@@ -67,6 +89,10 @@ class Metrics:
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"octavo_{name}_seconds", what, registry=self._registry, buckets=buckets)
 
+    def count_submitted(self) -> None:
+        """A request goes to the engine. Call exactly once for each, before its end."""
+        self._submitted.inc()
+
     def observe_first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
 
@@ -76,12 +102,20 @@ class Metrics:
             self._itl.observe(seconds / num_tokens)
 
     def count_outcome(self, outcome: FinishReason, seconds: float) -> None:
-        """A request ended ``seconds`` after it arrived. Call exactly once for each."""
+        """An accepted request ended ``seconds`` after it arrived. Call exactly once for each."""
         self._outcomes[outcome].inc()
         if outcome in (FinishReason.STOP, FinishReason.LENGTH):
             self._e2e.observe(seconds)
         self._engine_counters.update(self._client.ready, self._client.stats)
 
-    def render(self) -> bytes:
-        """The text exposition format, version 0.0.4."""
+    def count_failure(self, code: str) -> None:
+        """The engine ended a request with this code; it counts here if it is that of a refusal."""
+        if code in self._refusals:
+            self._refusals[code].inc()
+
+    async def scrape(self) -> bytes:
+        """The text exposition format, version 0.0.4: the engine as it is now or, if it does not say, as last seen."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(STATS_SECONDS):
+                await self._client.read_stats()
         return generate_latest(self._registry)

@@ -109,6 +109,8 @@ def _state(options: ServeOptions, client: EngineClient, name: str) -> ServerStat
         silence_limit=options.silence_limit,
         max_request_bytes=options.max_request_bytes,
         api_keys=ApiKeys(options.api_keys),
+        scheduling_policy=options.engine.scheduling_policy,
+        stream_queue_position=options.stream_queue_position,
     )
 
 

@@ -27,6 +27,11 @@ def frame(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
+def comment(text: str) -> bytes:
+    """A line that clients skip; ``text`` has no line breaks."""
+    return b": " + text.encode() + b"\n\n"
+
+
 def error_frame(error: ApiError) -> bytes:
     """The error object as an event, for a failure after the status line."""
     return frame(orjson.dumps(error.body()))

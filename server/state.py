@@ -13,6 +13,7 @@ from engine.messages import EngineReady
 from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
 from server.metrics import Metrics
+from server.request_registry import RequestRegistry
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
@@ -27,7 +28,8 @@ class ServerState:
     """One served model and its engine.
 
     ``silence_limit``: seconds an engine with work may send nothing before /health calls it hung. ``draining``: a
-    shutdown has begun, so that new requests are refused while running ones finish.
+    shutdown has begun, so that new requests are refused while running ones finish. ``stream_queue_position``: streams
+    that wait are told their place.
     """
 
     client: EngineClient
@@ -37,8 +39,11 @@ class ServerState:
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     max_request_bytes: int | None = None
     api_keys: ApiKeys = field(default_factory=ApiKeys)
+    scheduling_policy: str = "fcfs"
+    stream_queue_position: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    requests: RequestRegistry = field(default_factory=RequestRegistry)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,12 +19,13 @@ from server.openai.protocol import ChatBody, parse_body
 from server.openai.submission import (
     Submission,
     check_num_samples,
+    check_priority,
     check_text_fits,
     check_vocabulary,
     choose_max_tokens,
     encode,
-    new_id,
 )
+from server.request_id import identify
 from server.sse import event_stream
 from server.state import ServerState
 from server.text.chat_template import ChatTemplate
@@ -34,26 +35,29 @@ from server.text.tokenizer import Tokenizer
 async def create_chat_completion(state: ServerState, request: Request) -> Response:
     """``n`` choices: each an assistant's next message."""
     arrived = time.monotonic()
+    request_id = identify(request, "chatcmpl")
     ready, tokenizer = state.require_ready()
     body = parse_body(ChatBody, await request.body(), ready.max_model_len)
     state.require_model(body.model)
+    check_priority(body, state)
     template = _require_template(state)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
     check_num_samples(body, ready, 1)
     num_characters = sum(len(message.content) for message in body.messages)
     token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer, ready), num_characters, "messages")
     max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
-    completion_id = new_id("chatcmpl")
+    authorization = request.headers.get("authorization")
     group = Submission(
         state=state,
         tokenizer=tokenizer,
         body=body,
-        request_id=completion_id,
+        request_id=request_id,
         stops=body.stop + template.stops,
-        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
+        salt=state.api_keys.salt(authorization, body.cache_salt),
+        tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
     ).prepare([(token_ids, max_tokens)])
-    fields = {"id": completion_id, "created": int(time.time()), "model": state.served_model_name}
+    fields = {"id": request_id.own, "created": int(time.time()), "model": state.served_model_name}
     if body.stream:
         envelope = ChunkEnvelope({**fields, "object": "chat.completion.chunk"}, include_usage=body.include_usage)
         chunks = ChatChunks(envelope, include_ledger=body.include_ledger is True)

@@ -2,7 +2,7 @@
 
 Knows the order, not the fields: those come from a ChunkFormat. Invariants: text first, then one final chunk per choice
 with its finish reason and no text; usage, if asked for, once, in a last chunk without choices; then ``[DONE]``, after a
-failure too.
+failure too. While a request waits, its place in the queue comes in comments, if the engine tells it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 from server.errors import ApiError, internal_error
 from server.generation import TextDelta
 from server.generation_group import GenerationGroup, Usage
-from server.sse import DONE, error_frame, frame
+from server.sse import DONE, comment, error_frame, frame
 
 logger = logging.getLogger("octavo.server")
 
@@ -54,13 +54,36 @@ class ChunkEnvelope:
         return frame(orjson.dumps({**self._fields, "choices": [], "usage": usage.body()}))
 
 
+class QueuePosition:
+    """The place of an API request in the queue: that of its prompt which starts first."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._told: int | None = None
+
+    def change(self, index: int, place: int) -> int | None:
+        """The request's place, now that the prompt at ``index`` has this one; None while it is the one told last."""
+        self._places[index] = place
+        first = min(self._places.values())
+        if first == self._told:
+            return None
+        self._told = first
+        return first
+
+
 async def stream_frames(group: GenerationGroup, chunks: ChunkFormat, *, include_usage: bool) -> AsyncGenerator[bytes]:
     """The frames of an answer. Raises only before the first frame; later failures become an error frame."""
     started = False
     opened: set[int] = set()
+    waiting = QueuePosition()
     try:
         async with contextlib.aclosing(group.stream()) as deltas:
             async for index, delta in deltas:
+                if delta.queue_position is not None:
+                    if not opened and (place := waiting.change(index, delta.queue_position)) is not None:
+                        started = True
+                        yield comment(f"queued position={place}")
+                    continue
                 if index not in opened:
                     opened.add(index)
                     if (opening := chunks.opening(index)) is not None:

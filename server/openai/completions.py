@@ -18,12 +18,13 @@ from server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody, pa
 from server.openai.submission import (
     Submission,
     check_num_samples,
+    check_priority,
     check_text_fits,
     check_vocabulary,
     choose_max_tokens,
     encode,
-    new_id,
 )
+from server.request_id import identify
 from server.sse import event_stream
 from server.state import ServerState
 
@@ -31,9 +32,11 @@ from server.state import ServerState
 async def create_completion(state: ServerState, request: Request) -> Response:
     """``n`` choices per prompt, in the order of the prompts."""
     arrived = time.monotonic()
+    request_id = identify(request, "cmpl")
     ready, tokenizer = state.require_ready()
     body = parse_body(CompletionBody, await request.body(), ready.max_model_len)
     state.require_model(body.model)
+    check_priority(body, state)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
     check_num_samples(body, ready, len(body.prompt))
     prompts = []
@@ -48,18 +51,19 @@ async def create_completion(state: ServerState, request: Request) -> Response:
             state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates
         )
         prompts.append((token_ids, max_tokens))
-    completion_id = new_id("cmpl")
+    authorization = request.headers.get("authorization")
     group = Submission(
         state=state,
         tokenizer=tokenizer,
         body=body,
-        request_id=completion_id,
+        request_id=request_id,
         stops=body.stop,
-        salt=state.api_keys.salt(request.headers.get("authorization"), body.cache_salt),
+        salt=state.api_keys.salt(authorization, body.cache_salt),
+        tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
     ).prepare(prompts)
     fields = {
-        "id": completion_id,
+        "id": request_id.own,
         "object": "text_completion",
         "created": int(time.time()),
         "model": state.served_model_name,

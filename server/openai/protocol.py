@@ -32,6 +32,8 @@ MAX_PROMPTS = 1024
 MAX_CHOICES = 128
 MAX_BEST_OF = 20  # or n, where that is larger
 MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 100
+MAX_TIMEOUT_SECONDS = 86_400
 MAX_INT32 = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -54,7 +56,6 @@ NEUTRAL_SAMPLING: NeutralValues = {
     "use_beam_search": (False,),
     "prompt_logprobs": (),
     "echo": (False,),
-    "priority": (0,),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
 }
@@ -195,6 +196,8 @@ class GenerationBody(_Body):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_SECONDS)
     context_overflow: Literal["error", "rotate"] | None = None
     include_ledger: bool | None = None
     user: str | None = None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from engine.client import EngineClient, EngineError
 from engine.messages import EngineReady, EngineRequest, RequestDelta
@@ -19,6 +19,8 @@ from server.errors import bad_request, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
 from server.openai.protocol import GenerationBody
+from server.request_id import RequestId
+from server.request_registry import InFlightRequest
 from server.state import ServerState
 from server.text.errors import TextError
 from server.text.length_bound import text_bytes
@@ -27,11 +29,7 @@ from server.text.tokenizer import Tokenizer
 # Above this many characters a text is tokenized in a thread, so that other streams flow on.
 INLINE_CHARACTERS = 4096
 MAX_SEQUENCES = 1024  # of one API request: prompts times samples
-
-
-def new_id(prefix: str) -> str:
-    """A fresh id for one API request."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+PRIORITY_POLICY = "priority"
 
 
 async def encode(make_ids: Callable[[], list[int]], num_characters: int, param: str) -> list[int]:
@@ -62,6 +60,16 @@ def check_vocabulary(token_ids: Sequence[int], ready: EngineReady, param: str) -
     if largest >= ready.vocab_size:
         message = f"{param}: token id {largest} is outside the vocabulary of {ready.vocab_size} tokens"
         raise bad_request(message, param)
+
+
+def check_priority(body: GenerationBody, state: ServerState) -> None:
+    """ApiError 400 for a priority that the scheduling policy would not look at."""
+    if body.priority and state.scheduling_policy != PRIORITY_POLICY:
+        message = (
+            f"priority: {body.priority} has no effect under --scheduling-policy {state.scheduling_policy}; the server "
+            f"must be started with --scheduling-policy {PRIORITY_POLICY}"
+        )
+        raise bad_request(message, "priority", "unsupported_parameter")
 
 
 def check_num_samples(body: GenerationBody, ready: EngineReady, num_prompts: int) -> None:
@@ -101,23 +109,38 @@ def choose_max_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What all sequences of one API request share. ``salt`` is the request's own and its API key's, together."""
+    """What all sequences of one API request share. ``salt`` is the request's own and its API key's, together.
+
+    ``tenant`` is whose share of the server it counts towards; ``arrived`` is on the clock of ``time.monotonic``.
+    """
 
     state: ServerState
     tokenizer: Tokenizer
     body: GenerationBody
-    request_id: str
+    request_id: RequestId
     stops: Sequence[str]
     salt: str
+    tenant: str
     arrived: float
 
     def prepare(self, prompts: Sequence[tuple[list[int], int]]) -> GenerationGroup:
         """The samples of each (prompt token ids, max_tokens)."""
-        return GenerationGroup([self._samples(index, *prompt) for index, prompt in enumerate(prompts)])
+        names = [
+            [f"{self.request_id.own}-{index}-{number}" for number in range(self.body.num_samples)]
+            for index in range(len(prompts))
+        ]
+        request = InFlightRequest(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            arrived=self.arrived,
+            sequence_ids=tuple(chain.from_iterable(names)),
+        )
+        samples = [self._samples(own, *prompt) for own, prompt in zip(names, prompts, strict=True)]
+        return GenerationGroup(samples, request, self.state.requests)
 
-    def _samples(self, index: int, prompt_token_ids: list[int], max_tokens: int) -> PromptSamples:
+    def _samples(self, names: list[str], prompt_token_ids: list[int], max_tokens: int) -> PromptSamples:
         client = self.state.client
-        first, *others = [f"{self.request_id}-{index}-{number}" for number in range(self.body.num_samples)]
+        first, *others = names
         request = EngineRequest(
             request_id=first,
             prompt_token_ids=prompt_token_ids,
@@ -125,6 +148,10 @@ class Submission:
             children=others,
             cache_salt=self.salt,
             rotates=self.body.rotates,
+            tenant=self.tenant,
+            priority=self.body.priority or 0,
+            timeout=self.body.timeout,
+            reports_position=self.state.stream_queue_position and self.body.stream is True,
         )
         begun = asyncio.Event()
         sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]

@@ -15,7 +15,16 @@ from starlette.types import Message
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.messages import EngineReady, EngineRequest, EngineStats, GroupUsage, Ledger, RequestDelta
+from engine.messages import (
+    EngineReady,
+    EngineRequest,
+    EngineStats,
+    Failure,
+    GroupUsage,
+    Ledger,
+    RequestDelta,
+    RequestExplanation,
+)
 from scheduler.request import FinishReason
 from server.app import create_app
 from server.state import ServerState
@@ -50,8 +59,12 @@ def make_stats(**changes: Any) -> EngineStats:
         "host_pages_swapped": 0,
         "running": 0,
         "waiting": 0,
-        "preemptions": 0,
-        "swaps": 0,
+        "waiting_by_reason": {},
+        "queued_tokens": 0,
+        "longest_wait_seconds": 0.0,
+        "preemptions": [],
+        "refusals": {},
+        "overtakes": 0,
         "rotations": 0,
         "prompt_tokens": 0,
         "cached_prompt_tokens": 0,
@@ -111,6 +124,8 @@ class ScriptedEngine(EngineClient):
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.silence = 0.0
+        self.explanations: dict[str, RequestExplanation] = {}
+        self.measured: EngineStats | None = None  # what it says when asked; None: nothing new
         self._playing: dict[str, list[Step]] = {}
 
     @property
@@ -146,6 +161,27 @@ class ScriptedEngine(EngineClient):
         ]
         self.scripts.append(script)
         return script
+
+    @staticmethod
+    def failure(code: str, message: str = "no", **fields: Any) -> RequestDelta:
+        """The step of a script that ends a sequence without a result."""
+        failure = Failure(code=code, message=message, **fields)
+        return RequestDelta(request_id="", token_ids=[], finish_reason=FinishReason.ERROR, failure=failure)
+
+    @staticmethod
+    def queued(position: int) -> RequestDelta:
+        """The step of a script that tells a place in the queue."""
+        return RequestDelta(request_id="", token_ids=[], queue_position=position)
+
+    async def read_stats(self) -> EngineStats:
+        self._serving()
+        self.stats = self.measured or self.stats
+        assert self.stats is not None
+        return self.stats
+
+    async def explain(self, request_id: str) -> RequestExplanation | None:
+        self._serving()
+        return self.explanations.get(request_id)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         self._serving()
@@ -314,7 +350,10 @@ class Api:
         assert body.keys() == {"error"}
         error = body["error"]
         assert error.keys() == {"message", "type", "param", "code"}
-        assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+        kinds = {429: "rate_limit_error"}
+        assert error["type"] == kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+        final = (status < 500 and status != 429) or code == "timeout"
+        assert response.headers.get("x-should-retry") == ("false" if final else None)
         assert (error["param"], error["code"]) == (param, code)
         message = error["message"]
         assert isinstance(message, str)

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from itertools import product
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from block_manager.prefix_index import MissReason
 from engine.client import EngineState
-from scheduler.request import FinishReason
-from server.engine_metrics import MISS_REASONS, EngineCounters
+from engine.messages import PreemptionCount
+from scheduler.preemption_record import PreemptionCause, PreemptionKind
+from scheduler.refusal import RefusalReason
+from scheduler.request import FinishReason, WaitReason
+from server.engine_metrics import (
+    MISS_REASONS,
+    PREEMPTION_CAUSES,
+    PREEMPTION_KINDS,
+    WAIT_REASONS,
+    EngineCounters,
+)
+from server.metrics import REFUSAL_REASONS
+
+
+def preemptions(swaps_for_decodes: int) -> list[PreemptionCount]:
+    return [
+        PreemptionCount(kind="swap", cause="decode", count=swaps_for_decodes),
+        PreemptionCount(kind="recompute", cause="prefill", count=1),
+    ]
 
 
 async def test_i07_every_series_is_there_before_the_first_request_and_0(api, engine) -> None:
@@ -42,7 +61,10 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
         "octavo_generation_tokens_total",
         "octavo_steps_total",
         "octavo_kv_oldest_cached_seconds",
-        "octavo_swaps_total",
+        "octavo_queued_tokens",
+        "octavo_longest_wait_seconds",
+        "octavo_overtakes_total",
+        "octavo_requests_submitted_total",
         "octavo_rotations_total",
         "octavo_page_seconds_total",
         "octavo_prefix_cache_queries_tokens_total",
@@ -56,6 +78,18 @@ async def test_i07_every_series_is_there_before_the_first_request_and_0(api, eng
         ("abort",),
         ("error",),
     }
+
+
+async def test_every_reason_kind_and_cause_is_there_from_the_start(api, engine) -> None:
+    engine.ready = engine.stats = None
+    for reason in WaitReason:
+        assert await api.metric(f'octavo_requests_waiting{{reason="{reason}"}}') == 0
+    for reason in RefusalReason:
+        assert await api.metric(f'octavo_refusals_total{{reason="{reason}"}}') == 0
+    for kind, cause in product(PreemptionKind, PreemptionCause):
+        assert await api.metric(f'octavo_preemptions_total{{cause="{cause}",kind="{kind}"}}') == 0
+    assert (list(WAIT_REASONS), list(REFUSAL_REASONS)) == (list(WaitReason), list(RefusalReason))
+    assert (list(PREEMPTION_KINDS), list(PREEMPTION_CAUSES)) == (list(PreemptionKind), list(PreemptionCause))
 
 
 async def test_every_reason_of_a_miss_and_every_state_of_a_host_page_is_there_from_the_start(api, engine) -> None:
@@ -127,7 +161,6 @@ async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) ->
             engine.make_group("sliding", cached=3, held=3),
         ],
         running=2,
-        waiting=4,
     )
     pages = {
         '{group="pool",state="free"}': 5,
@@ -144,8 +177,77 @@ async def test_pages_of_all_states_and_groups_add_up_to_the_pool(api, engine) ->
     assert await api.metric("octavo_kv_used_bytes") == 10 * 1024
     assert await api.metric("octavo_kv_usage_ratio") == 0.5
     assert await api.metric("octavo_requests_running") == 2
-    assert await api.metric("octavo_requests_waiting") == 4
     assert await api.metric("octavo_engine_up") == 1
+
+
+async def test_i03_waiting_requests_are_told_by_why_they_wait(api, engine) -> None:
+    reasons = {"pages": 3, "sequences": 2, "tokens": 1, "preemption": 0, "behind": 40}
+    engine.stats = engine.make_stats(
+        waiting=46, waiting_by_reason=reasons, queued_tokens=5_000, longest_wait_seconds=2.5, overtakes=7
+    )
+    for reason, count in reasons.items():
+        assert await api.metric(f'octavo_requests_waiting{{reason="{reason}"}}') == count
+    assert await api.metric("octavo_queued_tokens") == 5_000
+    assert await api.metric("octavo_longest_wait_seconds") == 2.5
+    assert await api.metric("octavo_overtakes_total") == 7
+
+
+async def test_preemptions_are_told_by_kind_and_cause_and_never_go_back(api, engine) -> None:
+    engine.stats = engine.make_stats(preemptions=preemptions(4))
+    assert await api.metric('octavo_preemptions_total{cause="decode",kind="swap"}') == 4
+    assert await api.metric('octavo_preemptions_total{cause="prefill",kind="recompute"}') == 1
+    engine.ready = engine.make_ready()
+    engine.stats = engine.make_stats(preemptions=preemptions(2))
+    assert await api.metric('octavo_preemptions_total{cause="decode",kind="swap"}') == 6
+    assert await api.metric('octavo_preemptions_total{cause="prefill",kind="recompute"}') == 2
+
+
+async def test_a_scrape_asks_the_engine_how_things_are_now(api, engine) -> None:
+    engine.stats = engine.make_stats(running=3, steps=10)
+    engine.measured = engine.make_stats(running=5, steps=11)
+    assert await api.metric("octavo_requests_running") == 5
+    assert await api.metric("octavo_steps_total") == 11
+
+
+async def test_a_scrape_of_an_engine_that_does_not_answer_shows_what_was_seen_last(api, engine, monkeypatch) -> None:
+    monkeypatch.setattr("server.metrics.STATS_SECONDS", 0.0)
+    engine.stats = engine.make_stats(running=3, steps=10)
+    monkeypatch.setattr(engine, "read_stats", asyncio.Event().wait)
+    for _ in range(2):
+        assert await api.metric("octavo_requests_running") == 3
+        assert await api.metric("octavo_steps_total") == 10
+
+
+async def test_f17_requests_are_ended_refused_or_in_flight_and_nothing_else(api, engine) -> None:
+    async def balance() -> tuple[float, int, float, float]:
+        submitted = await api.metric("octavo_requests_submitted_total")
+        outcomes = await api.outcomes()
+        refused = await api.metric('octavo_refusals_total{reason="queue_full"}')
+        in_flight = await api.metric("octavo_requests_in_flight")
+        assert submitted == sum(outcomes.values()) + refused + in_flight
+        return submitted, sum(outcomes.values()), refused, in_flight
+
+    gate = asyncio.Event()
+    engine.answer("abc").insert(1, gate)
+    running = asyncio.create_task(api.completion())
+    while not engine.requests:
+        await asyncio.sleep(0)
+    assert await balance() == (1, 0, 0, 1)
+    engine.scripts += [[engine.failure("queue_full", retry_after=2.0)] for _ in range(3)]
+    assert (await api.completion(n=3)).status_code == 429
+    assert await balance() == (4, 0, 3, 1)
+    assert await api.outcomes() == {}
+    for code in ("queue_timeout", "timeout", "step_failed"):
+        engine.scripts.append([engine.failure(code)])
+        await api.completion()
+    assert await balance() == (7, 3, 3, 1)
+    assert await api.outcomes() == {"error": 3}
+    gate.set()
+    assert (await running).status_code == 200
+    assert await balance() == (7, 4, 3, 0)
+    for reason, count in {"queue_full": 3, "queue_timeout": 1, "timeout": 1}.items():
+        assert await api.metric(f'octavo_refusals_total{{reason="{reason}"}}') == count
+    assert await api.metric("octavo_e2e_request_latency_seconds_count") == 1
 
 
 async def test_latencies_are_observed_once_per_token_and_request(api, engine) -> None:
@@ -211,9 +313,10 @@ async def test_what_an_engine_did_before_it_died_is_counted_without_a_scrape_bet
 
 def test_counters_keep_what_they_saw_while_the_engine_is_down(engine) -> None:
     counters = EngineCounters()
-    counters.update(engine.ready, engine.make_stats(preemptions=3))
+    counters.update(engine.ready, engine.make_stats(rotations=3, preemptions=preemptions(3)))
     counters.update(None, None)
-    assert counters.total("preemptions") == 3
+    assert counters.total("rotations") == 3
+    assert counters.total("preemptions", "swap", "decode") == 3
 
 
 async def test_i08_nothing_of_a_request_shows_in_the_metrics(api, engine) -> None:
@@ -237,4 +340,4 @@ async def test_two_servers_count_apart(api, engine, byte_tokenizer) -> None:
     other = ServerState(engine, "other", tokenizer=byte_tokenizer)
     await api.completion()
     assert await api.outcomes() == {"length": 1}
-    assert b'octavo_requests_total{outcome="length"} 0.0' in other.metrics.render()
+    assert b'octavo_requests_total{outcome="length"} 0.0' in await other.metrics.scrape()

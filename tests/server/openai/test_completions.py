@@ -305,10 +305,8 @@ async def test_a_failure_before_the_first_text_is_an_http_error_streamed_or_not(
 
 
 async def test_a_request_that_fails_in_the_engine_is_a_500_with_its_reason(api, engine) -> None:
-    engine.scripts.append(
-        [RequestDelta(request_id="", token_ids=[], finish_reason=FinishReason.ERROR, error="logits are not finite")]
-    )
-    assert api.assert_error(await api.completion(), 500, code="engine_error") == "logits are not finite"
+    engine.scripts.append([engine.failure("step_failed", "logits are not finite", started=True)])
+    assert api.assert_error(await api.completion(), 500, code="step_failed") == "logits are not finite"
     assert await api.outcomes() == {"error": 1}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.messages import Ledger
+from engine.messages import Ledger, PreemptionNote
 from scheduler.request import FinishReason
 
 LEDGER = Ledger(
@@ -13,8 +13,11 @@ LEDGER = Ledger(
     cached_tokens=32,
     recomputed_tokens=4,
     rotations=1,
-    swaps=2,
-    preempted_by=["cmpl-other-0-0"],
+    preemptions=[
+        PreemptionNote(
+            requester="cmpl-other-0-0", kind="recompute", cause="decode", pages_freed=3, tokens_to_recompute=4
+        )
+    ],
 )
 LEDGER_FIELDS = {
     "peak_pages": 7,
@@ -22,8 +25,15 @@ LEDGER_FIELDS = {
     "cached_tokens": 32,
     "recomputed_tokens": 4,
     "rotations": 1,
-    "swaps": 2,
-    "preempted_by": ["cmpl-other-0-0"],
+    "preemptions": [
+        {
+            "requester": "cmpl-other-0-0",
+            "kind": "recompute",
+            "cause": "decode",
+            "pages_freed": 3,
+            "tokens_to_recompute": 4,
+        }
+    ],
 }
 
 

@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from engine.client import EngineDied
-from engine.messages import RequestDelta
 from scheduler.request import FinishReason
 
 
@@ -188,9 +187,8 @@ async def test_a_sample_that_fails_fails_the_request_and_aborts_the_others(api, 
 
 
 async def test_an_error_of_the_engine_for_the_whole_family_is_told_once(api, engine) -> None:
-    refused = RequestDelta(request_id="", token_ids=[], finish_reason=FinishReason.ERROR, error="it does not fit")
-    engine.scripts += [[refused], [refused], [refused]]
-    assert api.assert_error(await api.completion(n=3), 500, code="engine_error") == "it does not fit"
+    engine.scripts += [[engine.failure("never_fits", "it does not fit")] for _ in range(3)]
+    assert api.assert_error(await api.completion(n=3), 400, code="kv_capacity_exceeded") == "it does not fit"
     assert engine.num_in_flight == 0
 
 
