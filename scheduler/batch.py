@@ -51,7 +51,8 @@ class ScheduledRequest(NamedTuple):
 class ScheduledBatch:
     """One step. Empty when nothing can run.
 
-    ``released`` are requests whose tables are gone since the last batch: finished, aborted or preempted.
+    ``released`` are requests of earlier batches that run no more: finished, aborted or preempted. Steps before this one
+    may still read their pages, this one and later ones do not.
     ``transfers`` move page contents, in this order, before anything of the step is computed.
     """
 

@@ -6,7 +6,7 @@ a step depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from block_manager.manager import BlockManager
@@ -40,13 +40,16 @@ class Outlook:
             step_time=self.step_time,
         )
 
-    def retry_after(self, running: Iterable[Request], waiting: Iterable[Request], num_before: int) -> float:
-        """Seconds after which a place in the full queue is to be had, ``num_before`` others having been told before."""
-        starts = self.starts(running, waiting, num_before + 1)
+    def retry_after(self, starts: Sequence[float], num_before: int) -> float:
+        """Seconds after which a place in the full queue is to be had, ``num_before`` others having been told before.
+
+        ``starts`` are the seconds until those that wait start, and so leave the queue.
+        """
         seconds = 0.0
-        if starts:
-            # beyond the last that waits, places come free as fast as before it
-            seconds = starts[-1] * max(1.0, (num_before + 1) / len(starts))
+        if num_before < len(starts):
+            seconds = starts[num_before]
+        elif starts:  # beyond the last that waits, places come free as fast as before it
+            seconds = starts[-1] * (num_before + 1) / len(starts)
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
 
     def _running_load(self, request: Request) -> Load:

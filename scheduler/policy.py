@@ -72,9 +72,9 @@ class FairShare(Policy):
     """Service in proportion to the tenants' ``weights`` (1 where there is none), while they have something to do.
 
     The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): a tenant is
-    served when it has had least; one that comes back after a pause starts no lower than the least of the others, so
-    that nobody saves up. A drawn token counts twice as much as a computed one. What is computed again after a
-    preemption is the server's doing, and not charged.
+    served when it has had least; one that comes back after a pause starts no lower than the least of the others or,
+    where there is nobody else, than the last that left, so that nobody saves up. A drawn token counts twice as much as
+    a computed one. What is computed again after a preemption is the server's doing, and not charged.
     """
 
     name = "fair"
@@ -84,6 +84,7 @@ class FairShare(Policy):
         self._weights = dict(weights)
         self._debts: dict[str, float] = {}
         self._present: dict[str, int] = {}  # requests of each tenant that has any
+        self._last_debt = 0.0  # of the tenant that left last
 
     def lane(self, request: Request) -> str:
         return request.tenant
@@ -94,7 +95,7 @@ class FairShare(Policy):
     def enter(self, request: Request) -> None:
         tenant = request.lane
         if tenant not in self._present:
-            least = min((self._debts[other] for other in self._present), default=0.0)
+            least = min((self._debts[other] for other in self._present), default=self._last_debt)
             self._debts[tenant] = max(self._debts.get(tenant, 0.0), least)
         self._present[tenant] = self._present.get(tenant, 0) + 1
 
@@ -103,6 +104,7 @@ class FairShare(Policy):
         self._present[tenant] -= 1
         if not self._present[tenant]:
             del self._present[tenant]
+            self._last_debt = self._debts[tenant]
 
     def charge(self, request: Request, num_computed: int, num_drawn: int) -> None:
         work = num_computed + self.DRAWN_TOKEN_COST * num_drawn

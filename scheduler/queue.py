@@ -28,7 +28,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         """First to last. The request just seen may be removed meanwhile."""
-        for name in sorted(self._lanes, key=lambda name: (self._policy.debt(name), name)):
+        for name in sorted(self._lanes, key=lambda name: self._policy.rank(self._lanes[name][0][2])):
             lane = self._lanes.get(name, [])
             index = 0
             while index < len(lane):

@@ -1,7 +1,7 @@
 """RunningRequests: the requests that run, in order, and the block tables they own.
 
-Invariant: a request in here owns a table; one that left owns it until the last step that reads it is over, and then its
-pages are free and its id is among the released.
+Invariant: a request in here owns a table; one that left is among the released, so that its place in a runner can be
+taken by the next step, but it owns its table until the last step that reads it is over.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ class RunningRequests:
         if request.num_steps_under_way:
             self._leaving[request.turn] = request
         else:
-            self._free(request)
+            self._blocks.free(request.request_id)
 
     def remove_preempted(self, request: Request) -> None:
         """Like `remove`, where its table was closed by a preemption."""
         self._drop(request)
-        self._released.append(request.request_id)
 
     def settle(self, turn: int) -> None:
         """A step is over that ran a request which has left since."""
@@ -62,10 +61,10 @@ class RunningRequests:
             request.num_steps_under_way -= 1
             if not request.num_steps_under_way:
                 del self._leaving[turn]
-                self._free(request)
+                self._blocks.free(request.request_id)
 
     def take_released(self) -> tuple[str, ...]:
-        """Ids whose tables were closed since the last call."""
+        """Ids that were shown to a runner and have left since the last call."""
         released, self._released = tuple(self._released), []
         return released
 
@@ -73,10 +72,8 @@ class RunningRequests:
         self._requests.remove(request)
         if request in self.reserving:
             self.reserving.remove(request)
-
-    def _free(self, request: Request) -> None:
-        self._blocks.free(request.request_id)
-        self._released.append(request.request_id)
+        if not request.is_new_table:
+            self._released.append(request.request_id)
 
 
 def _place(request: Request) -> tuple[float, int]:

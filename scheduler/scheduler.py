@@ -183,11 +183,9 @@ class Scheduler:
         self._steps_under_way -= 1
         outputs = []
         for share in batch.requests:
-            request = self._requests.get(share.request_id)
-            if request is None or request.turn != share.turn:
-                self.running.settle(share.turn)  # it ended while the step ran, and perhaps its id came back
+            request = self._settle(share)
+            if request is None:
                 continue
-            request.num_steps_under_way -= 1
             self._count_computed(request, share)
             self.blocks.commit(share.request_id, request.num_computed_tokens, request.block_hashes)
             if share.samples:
@@ -202,26 +200,36 @@ class Scheduler:
     def fail(self, batch: ScheduledBatch) -> list[str]:
         """Account for a step that failed, perhaps while it moved pages; the ids of the requests it ended.
 
-        No content that a running request has not computed itself is trusted any more.
+        No content is trusted any more: other requests, whose pages may be among those to be moved, begin anew.
         """
         self._steps_under_way -= 1
         ended = []
         for share in batch.requests:
-            request = self._requests.get(share.request_id)
-            if request is None or request.turn != share.turn:
-                self.running.settle(share.turn)
-                continue
-            request.num_steps_under_way -= 1
-            # children first: a parent that leaves alone would pass the prompt that failed on to them
-            ended += [name for name in reversed(share.sequence_ids) if self.finish(name) is not None]
+            if self._settle(share) is not None:
+                # children first: a parent that leaves alone would pass the prompt that failed on to them
+                ended += [name for name in reversed(share.sequence_ids) if self.finish(name) is not None]
+        for request in tuple(self.running):
+            self.running.remove(request)
+            request.restart(0)
+            self.waiting.add(request)
+        for name in tuple(self.blocks.swapped):
+            self.blocks.drop_swapped(name)
+            self.waiting.remove(self._requests[name])
+            self._requests[name].restart(0)
+            self.waiting.add(self._requests[name])
         self.blocks.drop_cache()
-        for request in self.waiting:
-            if request.request_id in self.blocks.swapped:
-                self.blocks.drop_swapped(request.request_id)
-                request.restart(0)
         return ended
 
     # ---- what it does
+
+    def _settle(self, share: ScheduledRequest) -> Request | None:
+        """A step with this share is over; its request, unless that has stopped running since it was scheduled."""
+        request = self._requests.get(share.request_id)
+        if request is None or request.turn != share.turn or request.status is not RequestStatus.RUNNING:
+            self.running.settle(share.turn)
+            return None
+        request.num_steps_under_way -= 1
+        return request
 
     def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
         start = request.num_scheduled_tokens
@@ -290,6 +298,9 @@ class Scheduler:
         for child in rest:
             child.parent = heir
         heir.block_hashes = parent.block_hashes
+        # its prompt is the same, and has been counted already where it had begun
+        heir.high_water, heir.num_cached_tokens = parent.high_water, parent.num_cached_tokens
+        heir.started, heir.parent = parent.started, None
         self.waiting.add(heir)
 
     def _rotate(self, request: Request) -> None:
@@ -310,17 +321,20 @@ class Scheduler:
                 continue
             if reason is RefusalReason.TIMEOUT:
                 self._refuse(request, reason, f"the timeout of {request.timeout:g} s is over")
-            elif request.started is None:
+            elif (request.parent or request).started is None:  # a prompt that has begun has begun for all samples
                 self._refuse(request, reason, f"waited for {request.queue_timeout:g} s without a chance to start")
 
     def _refuse_overflow(self) -> None:
         """The bounds of the queue hold for what is left after a step has admitted what it could; newcomers go."""
         arrivals, self._arrivals = self._arrivals, []
+        if not self._is_queue_over():
+            return
+        starts = self.outlook.starts(self.running, self.waiting, max(1, self.config.max_queued_requests))
         num_before = 0
         while arrivals and self._is_queue_over():
             request = arrivals.pop()
             if request.status is RequestStatus.WAITING and request.started is None:
-                seconds = self.outlook.retry_after(self.running, self.waiting, num_before)
+                seconds = self.outlook.retry_after(starts, num_before)
                 message = (
                     f"{len(self.waiting) - 1} requests wait already, with {self.waiting.num_tokens} tokens to compute: "
                     f"try again in {seconds:.0f} s"

@@ -72,7 +72,7 @@ class Simulation:
         self.refusals: dict[str, Refusal] = {}
         self.steps = 0
         self._rows: set[str] = set()  # what a runner keeps: tables admitted and not yet released
-        self._tables: dict[str, list[list[tuple[int, ...]]]] = {}
+        self._tables: dict[int, list[list[tuple[int, ...]]]] = {}  # by turn
         self._histories: dict[int, list[int]] = {}  # by turn: the tokens that a runner knows
         self._reached: dict[int, int] = {}  # by turn: positions scheduled
         self._contents: dict[tuple[int, int], tuple[object, ...]] = {}
@@ -267,8 +267,6 @@ class Simulation:
         assert len(set(batch.released)) == len(batch.released)
         assert set(batch.released) <= self._rows, "released, but never shown or released before"
         self._rows -= set(batch.released)
-        for name in batch.released:
-            del self._tables[name]
         names = [share.request_id for share in batch.requests]
         assert len(set(names)) == len(names)
         for share in batch.requests:
@@ -278,7 +276,8 @@ class Simulation:
             self._check_share(share)
         self._rows |= set(names)
         shown = {request.request_id for request in self.scheduler.running if not request.is_new_table}
-        assert self._rows == shown | self.leaving(), "a runner keeps rows of exactly what runs"
+        assert self._rows == shown, "a runner keeps rows of exactly what runs"
+        assert len(self._rows) <= self.scheduler.config.max_num_seqs
 
     def _check_share(self, share: ScheduledRequest) -> None:
         """It goes on where the share before it ended, with tokens that are known or drawn by then."""
@@ -303,12 +302,12 @@ class Simulation:
         assert share.samples == (end == expected)
         assert share.output_index == request.num_output_tokens + expected - request.num_tokens
         assert share.sequence_ids == tuple(member.request_id for member in request.family)
-        assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.request_id])
+        assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.turn])
 
     def _show_tables(self, share: ScheduledRequest) -> None:
         """Keep block tables as a runner does: each share brings only what may be new."""
         first, pages = share.new_blocks
-        tables = self._tables.setdefault(share.request_id, [[] for _ in self.blocks.groups])
+        tables = self._tables.setdefault(share.turn, [[] for _ in self.blocks.groups])
         assert first == 0 or not share.admitted
         for table, new in zip(tables, pages, strict=bool(pages)):
             assert len(table) >= first
@@ -344,7 +343,7 @@ class Simulation:
         if not self.read_pages:
             return
         size = self.blocks.block_size
-        for index, (group, table) in enumerate(zip(self.blocks.groups, self._tables[share.request_id], strict=True)):
+        for index, (group, table) in enumerate(zip(self.blocks.groups, self._tables[share.turn], strict=True)):
             oldest = 0 if group.window is None else max(0, start - group.window + 1)
             for column in range(group.pages_per_block):
                 for position in range(oldest, end):
@@ -360,3 +359,22 @@ class Simulation:
 def simulate() -> type[Simulation]:
     """The simulation, to be made with a pool and a budget."""
     return Simulation
+
+
+def make(request_id: str, prompt: int = 1, max_tokens: int = 1, *, block_size: int = 16, **fields: object) -> Request:
+    """A request that no scheduler knows; ``key``, ``lane``, ``order`` and the like may be given."""
+    return Request(
+        request_id=request_id,
+        token_ids=[next_token(f"prompt of {request_id}", i) for i in range(prompt)],
+        max_tokens=max_tokens,
+        eos_token_ids=frozenset(),
+        stop_token_ids=frozenset(),
+        block_hashes=BlockHashes(block_size),
+        **fields,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_request() -> Callable[..., Request]:
+    """Makes requests for parts of the scheduler."""
+    return make

@@ -1,0 +1,181 @@
+"""Any load, any pool, any policy, with steps planned ahead or not: nothing hangs, starves, leaks or changes an answer.
+
+The simulation checks budget, order, shares, releases, states and the page audit after every step. Here it is driven by
+random arrivals, aborts, failures, timeouts, forks, priorities and tenants.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from block_manager.groups import plan_groups
+from scheduler.admission import PREEMPTIONS_BEFORE_RESERVATION, RESERVED_TOKENS
+from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
+from scheduler.refusal import NeverFits
+from scheduler.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from tests.scheduler.conftest import Simulation
+
+PLANS: list[list[int | None]] = [[None], [6], [None, 6], [5, 5, None, 5, 9], [4, 4, 4, None]]
+BLOCK_SIZE = 4
+
+
+def most_preemptions(request: Request) -> int:
+    """After its second preemption a request is admitted with pages for 256 tokens more, then 512 more, and so on.
+
+    It cannot be preempted before it has used them up, so that its preemption number ``n`` > 2 finds it with at least
+    256 + 512 + ... = 256 * (2 ** (n - 2) - 1) tokens drawn, of less than ``max_tokens``.
+    """
+    doublings = math.ceil(math.log2(request.max_tokens / RESERVED_TOKENS + 1)) - 1
+    return PREEMPTIONS_BEFORE_RESERVATION + max(0, doublings)
+
+
+def policy(name: str) -> Policy:
+    if name == "priority":
+        return PriorityWithAging(aging=3.0)
+    return FairShare({"a": 2.0, "b": 0.5}) if name == "fair" else FirstComeFirstServed()
+
+
+class Load:
+    """Random requests, and a bound of the steps that they take.
+
+    Every batch computes one token at least. A request computes at most ``longest`` tokens in each of its lives, of
+    which it has one, and one more after each preemption, failed step of others, and rotation; a rotated text has no
+    more than ``longest`` tokens either. A schedule that yields no batch while no step is under way follows a
+    preemption. So all accepted requests end within
+
+        sum over requests of (longest + 1) * (1 + preemptions + failures + rotations)
+
+    steps. Where a parent is aborted, its heir computes the prompt once more, as if it had come by itself.
+    """
+
+    def __init__(self, sim: Simulation, source: random.Random, *, rotates: bool) -> None:
+        self.sim = sim
+        self.source = source
+        self.rotates = rotates
+        self.accepted = 0
+        self.never_fits = 0
+        self.failures = 0
+        self.most_steps = 0.0
+
+    def add(self, longest: int) -> None:
+        source = self.source
+        shared = source.choice([0, 0, source.randrange(longest)])
+        prompt = [1] * shared + [source.randrange(1, 3) for _ in range(source.randrange(1, longest))]
+        num_samples = source.choice([1, 1, 1, 2, 3, 4])
+        try:
+            self.sim.add(
+                f"r{self.accepted + self.never_fits}",
+                prompt,
+                source.choice([1, source.randrange(1, longest), 2 * longest]),
+                eos=[source.randrange(1, 1000) for _ in range(source.choice([0, 10, 40]))],
+                salt=source.choice(["", "", "x"]),
+                num_samples=num_samples,
+                rotates=self.rotates and source.random() < 0.5,
+                priority=source.randrange(-3, 4),
+                tenant=source.choice("abc"),
+                timeout=source.choice([None, None, 40.0]),
+                queue_timeout=source.choice([None, None, 15.0]),
+            )
+        except NeverFits:
+            self.never_fits += num_samples
+        else:
+            self.accepted += num_samples
+
+    def disturb(self) -> None:
+        """Sometimes abort one, or end all steps under way with a failure."""
+        sim, source = self.sim, self.source
+        present = [name for name in sim.requests if name not in sim.reasons]
+        if present and source.random() < 0.08:
+            assert sim.abort(source.choice(present))
+        if sim.under_way and source.random() < 0.02:
+            self.failures += 1
+            sim.fail_step()
+
+    def bound(self) -> float:
+        return sum(
+            (request.longest + 1) * (1 + most_preemptions(request) + self.failures + request.ledger.rotations + 1)
+            for request in self.sim.requests.values()
+        )
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(
+    windows=st.sampled_from(PLANS),
+    blocks=st.integers(1, 12),
+    odd_pages=st.integers(0, 2),
+    host_pages=st.sampled_from([0, 0, 5, 100]),
+    budget=st.sampled_from([1, 2, 5, 8, 32]),
+    max_num_seqs=st.sampled_from([1, 2, 4, 8]),
+    caching=st.booleans(),
+    policy_name=st.sampled_from(["fcfs", "priority", "fair"]),
+    depth=st.sampled_from([0, 1, 2]),
+    max_queued=st.sampled_from([3, 1000]),
+    rotates=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_whatever_comes_every_request_ends_once_and_in_time_with_the_tokens_it_has_alone(
+    simulate: type[Simulation],
+    windows: list[int | None],
+    blocks: int,
+    odd_pages: int,
+    host_pages: int,
+    budget: int,
+    max_num_seqs: int,
+    caching: bool,
+    policy_name: str,
+    depth: int,
+    max_queued: int,
+    rotates: bool,
+    seed: int,
+) -> None:
+    source = random.Random(seed)
+    sim = simulate(
+        num_pages=blocks * sum(group.pages_per_block for group in plan_groups(windows)) + odd_pages,
+        windows=windows,
+        budget=budget,
+        max_num_seqs=max_num_seqs,
+        block_size=BLOCK_SIZE,
+        caching=caching,
+        num_host_pages=host_pages,
+        policy=policy(policy_name),
+        depth=depth,
+        max_queued_requests=max_queued,
+        max_model_len=24 if rotates else None,
+        watermark_tokens=source.choice([0, 1, 4, 32]),
+        long_prefill_token_threshold=source.choice([None, None, 1, 1000]),
+        max_overtakes=source.choice([0, 1, 16]),
+        seconds_per_page=source.choice([0.0, 2e-5]),
+        read_pages=True,
+    )
+    load = Load(sim, source, rotates=rotates)
+    for _ in range(8):
+        load.add(20)
+    while sim.scheduler.has_work or sim.under_way:
+        sim.step()
+        sim.now += source.choice([0.0, 1.0])
+        load.disturb()
+        if load.accepted + load.never_fits < 16 and source.random() < 0.15:
+            load.add(20)
+        assert sim.steps <= load.bound()
+    sim.check_idle()
+    counters = sim.scheduler.counters
+    assert len(sim.reasons) == load.accepted
+    assert counters.refusals.total() == len(sim.refusals)
+    assert counters.generation_tokens == sum(map(len, sim.outputs.values()))
+    assert counters.num_preemptions == sum(request.num_preemptions for request in sim.requests.values())
+    assert counters.recomputed_tokens == sum(request.ledger.recomputed_tokens for request in sim.requests.values())
+    assert counters.rotations == sum(request.ledger.rotations for request in sim.requests.values())
+    for name, reason in sim.reasons.items():
+        request = sim.requests[name]
+        assert request.num_preemptions <= most_preemptions(request)
+        if reason in (FinishReason.LENGTH, FinishReason.STOP):
+            assert (reason is FinishReason.LENGTH) == (sim.outputs[name][-1] not in request.eos_token_ids)
+            assert len(sim.outputs[name]) == request.max_tokens or reason is FinishReason.STOP
