@@ -75,6 +75,10 @@ class Server:
                 samples[name] = float(value)
         return samples
 
+    def total(self, metric: str) -> float:
+        """The sum of a metric over its labels."""
+        return sum(value for name, value in self.metrics().items() if name.partition("{")[0] == metric)
+
     def pages(self, state: str) -> float:
         pattern = re.compile(rf'^octavo_kv_pages{{.*state="{state}".*}}$')
         return sum(value for name, value in self.metrics().items() if pattern.match(name))
@@ -84,7 +88,7 @@ class Server:
         self.wait_until(
             lambda: (
                 self.metrics()["octavo_requests_running"] == 0
-                and self.metrics()["octavo_requests_waiting"] == 0
+                and self.total("octavo_requests_waiting") == 0
                 and self.pages("held") == 0
             ),
             "settled",

@@ -171,4 +171,4 @@ def test_the_ledger_says_what_a_request_held_and_found(server) -> None:
     assert ledger["peak_pages"] == -(-total // 16)
     assert ledger["cached_tokens"] == cached(answer) > 0
     assert ledger["page_seconds"] > 0
-    assert (ledger["rotations"], ledger["swaps"], ledger["preempted_by"]) == (0, 0, [])
+    assert (ledger["rotations"], ledger["preemptions"]) == (0, [])

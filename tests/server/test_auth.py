@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.messages import Ledger, PreemptionNote
 from server.app import create_app
 from server.auth import ApiKeys
 
@@ -134,3 +135,37 @@ async def test_keys_reach_neither_the_engine_nor_the_log_nor_the_metrics(guarded
     assert not any(secret in shown for secret in (*KEYS, *salts, "secret"))
     assert not any(key in salt for key in KEYS for salt in salts)
     assert not any(key in repr(vars(ApiKeys(KEYS))) for key in KEYS)
+
+
+async def test_each_key_is_a_tenant_of_its_own_named_by_its_place(guarded, engine) -> None:
+    for key in (*KEYS, KEYS[0]):
+        await guarded.http.post(
+            "/v1/completions", json={"model": guarded.model, "prompt": "hi", "n": 2}, headers=bearer(key)
+        )
+    assert [request.tenant for request in engine.requests] == ["key-1", "key-2", "key-1"]
+
+
+async def test_without_keys_there_is_one_tenant(api, engine) -> None:
+    api.http.headers.update(bearer("anything"))
+    await api.completion()
+    assert [request.tenant for request in engine.requests] == [""]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_ledger_names_requests_of_the_same_key_only(guarded, engine, stream) -> None:
+    guarded.http.headers.update(bearer(KEYS[1]))
+    other = (await guarded.completion()).json()["id"]
+    guarded.http.headers.update(bearer(KEYS[0]))
+    mine = (await guarded.completion()).json()["id"]
+    fields = {"kind": "swap", "cause": "decode", "pages_freed": 3, "tokens_to_recompute": 0}
+    notes = [PreemptionNote(requester=f"{name}-0-0", **fields) for name in (other, mine)]
+    ledger = Ledger(
+        peak_pages=1, page_seconds=0.5, cached_tokens=0, recomputed_tokens=0, rotations=0, preemptions=notes
+    )
+    engine.answer("abc", ledger=ledger)
+    response = await guarded.completion(include_ledger=True, stream=stream)
+    body = guarded.events(response.text)[-2] if stream else response.json()
+    requesters = [one.pop("requester") for one in body["choices"][0]["ledger"]["preemptions"]]
+    assert requesters == ["another request", f"{mine}-0-0"]
+    assert body["choices"][0]["ledger"]["preemptions"] == [fields, fields]
+    assert other not in response.text

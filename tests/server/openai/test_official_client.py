@@ -67,3 +67,80 @@ async def test_d17_a_failure_within_a_stream_is_raised(client, api, engine) -> N
     assert [(await anext(stream)).choices[0].text for _ in range(3)] == ["a", "b", "c"]
     with pytest.raises(openai.APIError, match="the engine process died"):
         await anext(stream)
+
+
+@pytest.fixture
+async def patient(app, monkeypatch) -> AsyncIterator[tuple[AsyncOpenAI, list[float]]]:
+    """A client that retries twice, and the seconds it has waited, none of which passed."""
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("openai._base_client.anyio.sleep", wait)
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app, raise_app_exceptions=False))
+    async with AsyncOpenAI(base_url="http://octavo/v1", api_key="none", max_retries=2, http_client=http) as client:
+        yield client, waits
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_f18_a_full_queue_is_tried_again_after_the_seconds_it_named(patient, api, engine, stream) -> None:
+    client, waits = patient
+    engine.scripts += [[engine.failure("queue_full", retry_after=seconds)] for seconds in (2.2, 119.5)]
+    engine.answer("abc")
+    answer = await client.completions.create(model=api.model, prompt="hi", stream=stream)
+    if stream:
+        assert "".join([chunk.choices[0].text async for chunk in answer]) == "abc"
+    else:
+        assert answer.choices[0].text == "abc"
+    assert waits == [3.0, 120.0]
+    assert len(engine.requests) == 3
+
+
+async def test_f18_a_queue_that_stays_full_is_a_rate_limit_error(patient, api, engine) -> None:
+    client, waits = patient
+    engine.scripts += [[engine.failure("queue_full", retry_after=4.0)] for _ in range(3)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        await client.completions.create(model=api.model, prompt="hi")
+    assert (refused.value.code, refused.value.type) == ("queue_full", "rate_limit_error")
+    assert refused.value.request_id == engine.requests[-1].request_id.removesuffix("-0-0")
+    assert waits == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 5000}, {"extra_body": {"priority": 3}}, {"model": "other"}])
+async def test_f18_what_is_wrong_in_itself_is_not_tried_again(patient, api, engine, fields) -> None:
+    client, waits = patient
+    with pytest.raises((openai.BadRequestError, openai.NotFoundError)):
+        await client.completions.create(**{"model": api.model, "prompt": "hi"} | fields)
+    assert waits == []
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(("started", "status"), [(False, 503), (True, 504)])
+async def test_f18_a_request_out_of_its_own_time_is_not_tried_again(patient, api, engine, started, status) -> None:
+    client, waits = patient
+    engine.scripts.append([engine.failure("timeout", started=started)])
+    with pytest.raises(openai.InternalServerError) as late:
+        await client.completions.create(model=api.model, prompt="hi", extra_body={"timeout": 5})
+    assert (late.value.status_code, late.value.code) == (status, "timeout")
+    assert waits == []
+
+
+async def test_f18_what_waited_too_long_to_start_is_tried_again(patient, api, engine) -> None:
+    client, waits = patient
+    engine.scripts.append([engine.failure("queue_timeout")])
+    engine.answer("abc")
+    assert (await client.completions.create(model=api.model, prompt="hi")).choices[0].text == "abc"
+    assert waits == [1.0]
+
+
+async def test_comments_about_the_queue_do_not_disturb_the_client(client, api, engine, state) -> None:
+    state.stream_queue_position = True
+    engine.answer("abc")[:0] = [engine.queued(2), engine.queued(1)]
+    stream = await client.completions.create(model=api.model, prompt="hi", stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "abc"
+
+
+async def test_the_id_a_client_chose_comes_back_to_it(client, api) -> None:
+    answer = await client.completions.create(model=api.model, prompt="hi", extra_headers={"X-Request-Id": "mine"})
+    assert answer._request_id == "mine"
