@@ -6,7 +6,6 @@ significant digits and no finer. It knows runs by their reports only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,10 +27,16 @@ class Target:
         return report.ttft_p99_of_all <= self.ttft and report.preemption_share <= self.preemptions
 
 
-def rounded_up(num_pages: int) -> int:
-    """The next number of two significant digits."""
-    unit: int = 10 ** max(0, len(str(num_pages)) - 2)
-    return -(-num_pages // unit) * unit
+def size(index: int) -> int:
+    """The ``index``-th number, from 1, of at most two significant digits: 1, 2 .. 99, 100, 110 .. 990, 1000, 1100 .."""
+    zeros = max(0, (index - 10) // 90)
+    return int((index - 90 * zeros) * 10**zeros)
+
+
+def index_of(num_pages: int) -> int:
+    """The index of the first such number that is not below ``num_pages``."""
+    zeros = max(0, len(str(num_pages)) - 2)
+    return int(-(-num_pages // 10**zeros) + 90 * zeros)
 
 
 class PageSearch:
@@ -51,25 +56,20 @@ class PageSearch:
 
         With ``most`` pages nobody should wait for any: what they hold then is the second size that is tried.
         """
-        low, high = rounded_up(least), rounded_up(most)
+        low, high = index_of(least), index_of(most)
         if not self._meets(high):
             return None
-        guess = min(high, max(low, rounded_up(self._reports[high].peak_held_pages)))
-        if self._meets(guess):
-            high = guess
-        else:
-            low = rounded_up(guess + 1)
+        middle = max(low, index_of(self._reports[size(high)].peak_held_pages))
         while low < high:
-            middle = rounded_up(math.isqrt(low * high))
-            if middle >= high:
-                middle = low
             if self._meets(middle):
                 high = middle
             else:
-                low = rounded_up(middle + 1)
-        return high
+                low = middle + 1
+            middle = (low + high) // 2
+        return size(high)
 
-    def _meets(self, num_pages: int) -> bool:
+    def _meets(self, index: int) -> bool:
+        num_pages = size(index)
         if num_pages not in self._reports:
             self._reports[num_pages] = self._run(num_pages)
         return self._target.is_met(self._reports[num_pages])

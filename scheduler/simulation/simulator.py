@@ -112,7 +112,7 @@ class Simulator:
     def _step(self, batch: ScheduledBatch) -> None:
         scheduler, measured, began = self.scheduler, self.measurements, self.now
         num_tokens = batch.num_tokens
-        seconds = self._settings.cost.seconds(batch, self._groups)
+        seconds = self._settings.cost.seconds(batch, num_tokens, self._groups)
         measured.step(scheduler, began, seconds, num_tokens)
         if self.refusals[RefusalReason.QUEUE_FULL]:
             measured.retry_after.freed(self._places_freed(), began)

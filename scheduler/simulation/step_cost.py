@@ -22,9 +22,9 @@ class StepCost:
     per_context_token: float = 0.0
     per_moved_page: float = 0.0
 
-    def seconds(self, batch: ScheduledBatch, groups: Sequence[LayerGroup]) -> float:
-        """What the step ``batch`` takes for a model of layer ``groups``."""
-        seconds = self.base + self.per_token * batch.num_tokens
+    def seconds(self, batch: ScheduledBatch, num_tokens: int, groups: Sequence[LayerGroup]) -> float:
+        """What the step ``batch``, of ``num_tokens`` tokens, takes for a model of layer ``groups``."""
+        seconds = self.base + self.per_token * num_tokens
         if self.per_context_token:
             seconds += self.per_context_token * context_tokens(batch, groups)
         if self.per_moved_page and batch.transfers:
