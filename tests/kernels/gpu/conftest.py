@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from itertools import combinations, product, starmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from kernels import reference
+from kernels import gpu, reference
 from kernels.attention import AttentionMetadata, KVPages
 from kernels.quantisation import is_quantised
 
@@ -29,14 +33,15 @@ def _load_interpreted() -> None:
         raise RuntimeError("triton was imported before tests/kernels/gpu/conftest.py could ask for its interpreter")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
-        importlib.import_module("kernels.gpu.backend")
+        for module in pkgutil.iter_modules(gpu.__path__):
+            importlib.import_module(f"kernels.gpu.{module.name}")
         spec = importlib.util.spec_from_file_location("triton_interpreter", Path(__file__).with_name("interpreter.py"))
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["triton_interpreter"] = module
-        spec.loader.exec_module(module)
-        module.install()
+        interpreter = importlib.util.module_from_spec(spec)
+        sys.modules["triton_interpreter"] = interpreter
+        spec.loader.exec_module(interpreter)
+        interpreter.install()
     finally:
         del os.environ["TRITON_INTERPRET"]
 
@@ -82,6 +87,7 @@ class PagedBatch:
     pages: KVPages
     metadata: AttentionMetadata
     window: int | None
+    sinks: torch.Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -97,12 +103,75 @@ class PagedBatch:
             scale=self.scale,
             window=self.window,
             softcap=softcap,
+            sinks=None if self.sinks is None else self.sinks.cpu(),
         )
 
     def check(self, output: torch.Tensor, softcap: float | None = None) -> None:
         torch.testing.assert_close(
             output.cpu().double(), self.expected(softcap), rtol=0, atol=TOLERANCE[self.query.dtype]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """One of the kinds of attention that together cover every pair of what a model and its pages may be."""
+
+    head_dim: int
+    group: int
+    block_size: int
+    dtype: torch.dtype
+    pages_dtype: torch.dtype | None  # None: that of the query
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+
+    @property
+    def batch_options(self) -> dict[str, Any]:
+        return {
+            "num_q_heads": 2 * self.group,
+            "num_kv_heads": 2,
+            "head_dim": self.head_dim,
+            "block_size": self.block_size,
+            "dtype": self.dtype,
+            "pages_dtype": self.pages_dtype,
+            "window": self.window,
+            "has_sinks": self.has_sinks,
+        }
+
+
+KIND_CHOICES: dict[str, tuple[Any, ...]] = {
+    "head_dim": (64, 96, 128, 256),
+    "group": (1, 4, 8),
+    "block_size": (16, 32, 64),
+    "dtype": (torch.bfloat16, torch.float16, torch.float32),
+    "pages_dtype": (None, torch.float16, torch.int8, torch.float8_e4m3fn),
+    "window": (None, 24),
+    "softcap": (None, 2.0),
+    "has_sinks": (False, True),
+}
+
+
+def pairs_of(kind: AttentionKind) -> set[Any]:
+    return set(combinations(((name, getattr(kind, name)) for name in KIND_CHOICES), 2))
+
+
+@cache
+def covering_kinds() -> list[AttentionKind]:
+    """Few kinds with every pair of choices: each is, of all kinds, the first with the most pairs not yet seen."""
+    pairs = {kind: pairs_of(kind) for kind in starmap(AttentionKind, product(*KIND_CHOICES.values()))}
+    missing = set().union(*pairs.values())
+    chosen = []
+    while missing:
+        chosen.append(max(pairs, key=lambda kind: len(pairs[kind] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" in metafunc.fixturenames:
+        kinds = covering_kinds()
+        names = ["-".join(str(getattr(kind, name)).removeprefix("torch.") for name in KIND_CHOICES) for kind in kinds]
+        metafunc.parametrize("kind", kinds, ids=names)
 
 
 MakeBatch = Callable[..., PagedBatch]
@@ -121,8 +190,11 @@ def make_batch(device: torch.device) -> MakeBatch:
         dtype: torch.dtype = torch.float32,
         pages_dtype: torch.dtype | None = None,
         window: int | None = None,
+        has_sinks: bool = False,
+        shared: Sequence[tuple[Sequence[int], int]] = (),
         seed: int = 0,
     ) -> PagedBatch:
+        """``shared``: rows of the batch, and the number of pages, all of them full, that these have in common."""
         generator = torch.Generator().manual_seed(seed)
         query_lens = [1] * len(seq_lens) if query_lens is None else query_lens
         table_width = max(-(-length // block_size) for length in seq_lens)
@@ -130,6 +202,9 @@ def make_batch(device: torch.device) -> MakeBatch:
         pages = poisoned_pages((num_pages, num_kv_heads, block_size, head_dim), pages_dtype or dtype)
         shuffled = (1 + torch.randperm(num_pages - 1, generator=generator)).tolist()
         block_table = torch.zeros(len(seq_lens), table_width, dtype=torch.int32)
+        for members, count in shared:
+            common = [shuffled.pop() for _ in range(count)]
+            block_table[list(members), :count] = torch.tensor(common, dtype=torch.int32)
         for sequence, (seq_len, query_len) in enumerate(zip(seq_lens, query_lens, strict=True)):
             first = 0 if window is None else max(0, seq_len - query_len - window + 1)
             for position in range(first if query_len else seq_len, seq_len):
@@ -141,6 +216,7 @@ def make_batch(device: torch.device) -> MakeBatch:
                 reference.store_kv(key, value, pages, slot)
         starts = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         query = torch.randn(sum(query_lens), num_q_heads, head_dim, generator=generator).to(dtype)
+        sinks = 2 * torch.randn(num_q_heads, generator=generator) if has_sinks else None
         metadata = AttentionMetadata(
             query_start_loc=starts.to(device),
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
@@ -149,7 +225,8 @@ def make_batch(device: torch.device) -> MakeBatch:
             max_query_len=max(query_lens),
             max_seq_len=max(seq_lens),
         )
-        return PagedBatch(query.to(device), to_device(pages, device), metadata, window)
+        moved_sinks = None if sinks is None else sinks.to(device)
+        return PagedBatch(query.to(device), to_device(pages, device), metadata, window, moved_sinks)
 
     return build
 

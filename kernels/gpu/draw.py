@@ -1,0 +1,158 @@
+"""The draw of one token: a uniform number from (seed, output index), and the token where the distribution reaches it.
+
+Functions for kernels. ``draw_by_id`` serves rows without filters: the cumulative distribution runs over token ids.
+``draw_by_distance`` serves the others: it runs over the kept tokens from likely to unlikely, equals by id, and both the
+filters and the draw are distances below the largest logit (``kernels.gpu.reach``).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.gpu.reach import (
+    INFINITE,
+    UNIT,
+    distance,
+    find_reach,
+    list_segments,
+    load_logits,
+    measure,
+    nearest_segments,
+    nth_at_distance,
+    units,
+    weigh,
+)
+
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB)
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+
+
+@triton.jit
+def mix(value):
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014), on uint64."""
+    value = (value ^ (value >> 30)) * tl.full([], _MIX_1, tl.uint64)
+    value = (value ^ (value >> 27)) * tl.full([], _MIX_2, tl.uint64)
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def uniform_bits(seed, output_index):
+    """The draw in [0, 1), in units of 2 ** -53, as uint64."""
+    golden = tl.full([], _GOLDEN, tl.uint64)
+    state = mix(seed.to(tl.uint64, bitcast=True) ^ golden)
+    return mix(state + output_index.to(tl.uint64, bitcast=True) * golden) >> 11
+
+
+@triton.jit
+def draw_by_id(
+    row_ptr,
+    chunk_peaks,
+    chunk_weights,
+    peak,
+    sharpness,
+    draw,
+    VOCAB: tl.constexpr,
+    CHUNKS_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The token at ``draw`` of the cumulative distribution over ids: its chunk first, then its place in it."""
+    chunks = tl.arange(0, CHUNKS_PADDED)
+    scaled = weigh(distance(chunk_peaks, peak), sharpness).to(tl.float64) * chunk_weights.to(tl.float64)
+    scaled = tl.where(chunk_weights > 0.0, scaled, 0.0)
+    cumulative = tl.cumsum(scaled, axis=0)
+    total = tl.max(cumulative, axis=0)
+    target = draw.to(tl.float64) * 1.1102230246251565e-16 * total
+    last = tl.max(tl.where(scaled > 0.0, chunks, 0), axis=0)
+    chunk = tl.minimum(tl.min(tl.where(cumulative > target, chunks, CHUNKS_PADDED - 1), axis=0), last)
+    before = tl.max(tl.where(chunks < chunk, cumulative, 0.0), axis=0)
+
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    weights = weigh(distance(load_logits(row_ptr, ids, ids < VOCAB), peak), sharpness)
+    weights = tl.where(ids < VOCAB, weights, 0.0)
+    inner = before + tl.cumsum(weights.to(tl.float64), axis=0)
+    last_id = tl.max(tl.where(weights > 0.0, ids, 0), axis=0)
+    return tl.minimum(tl.min(tl.where(inner > target, ids, VOCAB - 1), axis=0), last_id)
+
+
+@triton.jit
+def draw_by_distance(
+    row_ptr,
+    listed_ptr,
+    segment_bits,
+    total,
+    peak,
+    sharpness,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    draw,
+    VOCAB: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    FIRST_SEGMENTS: tl.constexpr,
+):
+    """The token at ``draw`` of the kept tokens, from likely to unlikely. ``total`` is the weight of all, float64."""
+    limit = tl.where((top_k > 0) & (top_k < VOCAB), top_k, VOCAB)
+    has_top_k = limit < VOCAB
+    has_top_p = top_p < 1.0
+    kept_by_min_p = tl.full([], INFINITE, tl.int32)
+    if min_p > 0.0:
+        farthest = tl.abs(tl.log(min_p) * temperature)
+        kept_by_min_p = farthest.to(tl.int32, bitcast=True)
+
+    # Segments that hold every token that can be kept, and all that weigh more.
+    reach = kept_by_min_p
+    if has_top_k:
+        reach = nearest_segments(segment_bits, limit)
+    wanted_weight = (total * top_p.to(tl.float64) * UNIT).to(tl.int64)
+    if has_top_p & (limit == VOCAB):
+        num_wanted = tl.full([], FIRST_SEGMENTS, tl.int32)
+        num_listed = tl.full([], 0, tl.int32)
+        found_weight = tl.full([], -1, tl.int64)
+        reach = tl.full([], -1, tl.int32)
+        while (found_weight < wanted_weight) & (reach < INFINITE):
+            reach = nearest_segments(segment_bits, num_wanted)
+            num_listed = list_segments(listed_ptr, segment_bits, reach, NUM_SEGMENTS)
+            _, found_weight, _, _ = measure(
+                row_ptr, listed_ptr, num_listed, peak, sharpness, reach, VOCAB, SEGMENT, SEGMENTS
+            )
+            num_wanted *= 8
+    else:
+        num_listed = list_segments(listed_ptr, segment_bits, reach, NUM_SEGMENTS)
+
+    # The kept tokens: all nearer than ``edge``, and the first ``num_at_edge`` of those just there.
+    edge = reach
+    num_at_edge = tl.full([], VOCAB, tl.int64)
+    kept_weight = tl.full([], 0, tl.int64)
+    if has_top_k:
+        edge, count, weight = find_reach(
+            row_ptr, listed_ptr, num_listed, peak, sharpness, reach, limit, 0, VOCAB, SEGMENT, SEGMENTS
+        )
+        num_at_edge = (limit - count).to(tl.int64)
+        kept_weight = weight + num_at_edge * units(edge, sharpness)
+        wanted_weight = (kept_weight.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
+    if has_top_p:
+        closer, _, weight = find_reach(
+            row_ptr, listed_ptr, num_listed, peak, sharpness, edge, 1, wanted_weight, VOCAB, SEGMENT, SEGMENTS
+        )
+        each = units(closer, sharpness)
+        needed = tl.maximum(tl.cdiv(wanted_weight - weight, tl.maximum(each, 1)), 1)
+        num_at_edge = tl.where(closer == edge, tl.minimum(needed, num_at_edge), needed)
+        edge = closer
+        kept_weight = weight + num_at_edge * each
+    if (kept_by_min_p < edge) | (not (has_top_k | has_top_p)):
+        edge = tl.minimum(kept_by_min_p, edge)
+        _, kept_weight, _, _ = measure(row_ptr, listed_ptr, num_listed, peak, sharpness, edge, VOCAB, SEGMENT, SEGMENTS)
+
+    # floor(draw * kept weight) of 53 and 62 bits; the token is the first whose cumulative weight exceeds it.
+    target = tl.umulhi(draw << 11, kept_weight.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    target = tl.minimum(target, kept_weight - 1)
+    reach, _, weight = find_reach(
+        row_ptr, listed_ptr, num_listed, peak, sharpness, edge, 1, target + 1, VOCAB, SEGMENT, SEGMENTS
+    )
+    place = (target - weight) // tl.maximum(units(reach, sharpness), 1)
+    return nth_at_distance(row_ptr, listed_ptr, num_listed, peak, reach, place, VOCAB, SEGMENT, SEGMENTS)

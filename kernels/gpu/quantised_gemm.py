@@ -1,0 +1,224 @@
+"""Matrix product with a weight of int8 or int4 codes, which are widened on their way to the matrix units.
+
+For the shapes that torch does not serve: its own int4 product wants bfloat16 and one vendor's layout, its int8 product
+no groups. Few rows make it a matrix-vector product at the speed at which codes are read; many rows, an ordinary one.
+
+    int8    codes int8 [out_features, in_features], one scale per output: weight = code * scale
+    int4    two codes of -8 .. 7, stored plus 8, to a byte; a scale per output and group of ``group`` inputs
+            byte j of a group holds input j in its low and input j + group / 2 in its high half, so that both halves of
+            a group are runs of bytes, and no code has to move beside another
+
+Contract
+    x           [num_rows, in_features], dense last dimension; float32, bfloat16 or float16
+    weight      see ``QuantisedWeight``
+    output      [num_rows, out_features], dense, x's dtype
+
+Numerics: codes are exact in every float dtype, so products are those of x and integers; they are added in float32 in
+one fixed order, a group at a time, and scales multiply the sums, in float32. Rounded once. No split of in_features, and
+the order does not depend on num_rows as long as the tile does not (``tile``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu.moe_gemm import GemmTile
+from kernels.gpu.variant import Variant, pointer
+
+INT4_GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """Codes and scales of a weight [out_features, in_features].
+
+    ``codes`` int8 [out_features, in_features] with ``group`` 0, or uint8 [out_features, in_features / 2] with groups;
+    ``scales`` float32 [out_features, groups], dense, of one group where ``group`` is 0.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+    @classmethod
+    def int8(cls, weight: torch.Tensor) -> QuantisedWeight:
+        """Symmetric: scale = largest magnitude / 127, codes rounded to nearest even."""
+        codes, scales = _round(weight.float()[:, None], 127.0)
+        return cls(codes[:, 0].to(torch.int8), scales, 0)
+
+    @classmethod
+    def int4(cls, weight: torch.Tensor, group: int = 128) -> QuantisedWeight:
+        """Symmetric: scale = largest magnitude of a group / 7. ValueError unless ``group`` is served and divides."""
+        out_features, in_features = weight.shape
+        if group not in INT4_GROUPS or in_features % group:
+            raise ValueError(f"groups of {group} do not divide {in_features} inputs, or are none of {INT4_GROUPS}")
+        codes, scales = _round(weight.float().view(out_features, -1, group), 7.0)
+        low, high = (codes + 8).to(torch.uint8).chunk(2, dim=2)
+        return cls((low | high << 4).reshape(out_features, -1), scales, group)
+
+    @property
+    def in_features(self) -> int:
+        return self.codes.shape[1] * (2 if self.group else 1)
+
+    def integers(self) -> torch.Tensor:
+        """The codes as int8 [out_features, in_features]."""
+        if not self.group:
+            return self.codes
+        packed = self.codes.view(self.codes.shape[0], -1, self.group // 2)
+        return (torch.cat([packed & 0xF, packed >> 4], dim=2).to(torch.int8) - 8).flatten(1)
+
+
+def _round(groups: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = groups.abs().amax(dim=2) / largest
+    return (groups / torch.where(scales > 0, scales, 1.0)[..., None]).round(), scales
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int8_gemm_kernel(
+    output_ptr,
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    num_rows,
+    x_stride,
+    codes_stride,
+    OUT_FEATURES: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A block of rows times a block of outputs. Grid: (output blocks, row blocks)."""
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row = rows < num_rows
+    is_column = columns < OUT_FEATURES
+    depth = tl.arange(0, DEPTH)
+    x_rows = x_ptr + rows.to(tl.int64) * x_stride
+    code_rows = codes_ptr + columns.to(tl.int64) * codes_stride
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for step in range(0, IN_FEATURES, DEPTH):
+        inner = step + depth
+        in_bounds = inner < IN_FEATURES
+        x = tl.load(x_rows[:, None] + inner[None, :], mask=is_row[:, None] & in_bounds[None, :], other=0.0)
+        codes = tl.load(code_rows[:, None] + inner[None, :], mask=is_column[:, None] & in_bounds[None, :], other=0)
+        total = tl.dot(x, tl.trans(codes.to(tl.float32).to(x.dtype)), total, input_precision="ieee")
+    total = total * tl.load(scales_ptr + columns, mask=is_column, other=0.0)[None, :]
+    output_rows = output_ptr + rows.to(tl.int64) * OUT_FEATURES
+    mask = is_row[:, None] & is_column[None, :]
+    tl.store(output_rows[:, None] + columns[None, :], total.to(output_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int4_gemm_kernel(
+    output_ptr,
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    num_rows,
+    x_stride,
+    codes_stride,
+    OUT_FEATURES: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """A block of rows times a block of outputs, one group of inputs at a time. Grid: (output blocks, row blocks)."""
+    HALF: tl.constexpr = GROUP // 2
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row = rows < num_rows
+    is_column = columns < OUT_FEATURES
+    half = tl.arange(0, HALF)
+    x_rows = x_ptr + rows.to(tl.int64)[:, None] * x_stride + half[None, :]
+    code_rows = codes_ptr + columns.to(tl.int64)[:, None] * codes_stride + half[None, :]
+    scale_rows = scales_ptr + columns * (IN_FEATURES // GROUP)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for group in range(0, IN_FEATURES // GROUP):
+        low_x = tl.load(x_rows + group * GROUP, mask=is_row[:, None], other=0.0)
+        high_x = tl.load(x_rows + group * GROUP + HALF, mask=is_row[:, None], other=0.0)
+        packed = tl.load(code_rows + group * HALF, mask=is_column[:, None], other=0)
+        scale = tl.load(scale_rows + group, mask=is_column, other=0.0)
+        low = ((packed & 0xF).to(tl.float32) - 8.0).to(low_x.dtype)
+        high = ((packed >> 4).to(tl.float32) - 8.0).to(low_x.dtype)
+        part = tl.dot(low_x, tl.trans(low), input_precision="ieee")
+        part = tl.dot(high_x, tl.trans(high), part, input_precision="ieee")
+        total += part * scale[None, :]
+    output_rows = output_ptr + rows.to(tl.int64) * OUT_FEATURES
+    mask = is_row[:, None] & is_column[None, :]
+    tl.store(output_rows[:, None] + columns[None, :], total.to(output_ptr.dtype.element_ty), mask=mask)
+
+
+def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile | None = None) -> torch.Tensor:
+    """``x`` times the transpose of ``weight``. Shapes: see the module."""
+    num_rows, in_features = x.shape
+    out_features = weight.codes.shape[0]
+    if in_features != weight.in_features:
+        raise ValueError(f"x {tuple(x.shape)} does not fit a weight of {weight.in_features} inputs")
+    if x.stride(1) != 1 or weight.codes.stride(1) != 1 or not weight.scales.is_contiguous():
+        raise ValueError("x, codes and scales need a dense last dimension; call .contiguous() first")
+    output = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
+    if output.numel() == 0:
+        return output
+    shape = tile or quantised_gemm_tile(num_rows, x.dtype, weight.group)
+    kernel = int4_gemm_kernel if weight.group else int8_gemm_kernel
+    kernel[(triton.cdiv(out_features, shape.columns), triton.cdiv(num_rows, shape.rows))](
+        output,
+        x,
+        weight.codes,
+        weight.scales,
+        num_rows,
+        x.stride(0),
+        weight.codes.stride(0),
+        OUT_FEATURES=out_features,
+        IN_FEATURES=in_features,
+        **_blocks(shape, weight.group),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        enable_fp_fusion=True,
+    )
+    return output
+
+
+def _blocks(tile: GemmTile, group: int) -> dict[str, int]:
+    inner = {"GROUP": group} if group else {"DEPTH": tile.depth}
+    return inner | {"ROWS": tile.rows, "COLUMNS": tile.columns}
+
+
+def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTile:
+    """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group of int4 codes."""
+    if dtype == torch.float32:
+        return GemmTile(rows=16, columns=32, depth=group or 32, num_warps=4, num_stages=2)
+    if num_rows <= 16:
+        return GemmTile(rows=16, columns=32, depth=group or 256, num_warps=4, num_stages=4)
+    if num_rows <= 64:
+        return GemmTile(rows=64, columns=64, depth=group or 64, num_warps=4, num_stages=3)
+    return GemmTile(rows=128, columns=128, depth=group or 64, num_warps=8, num_stages=3)
+
+
+def variants() -> list[Variant]:
+    """Both kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
+    found = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for group in (0, 32, 128):
+            types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
+            types |= {"codes_ptr": "*u8" if group else pointer(torch.int8), "scales_ptr": pointer(torch.float32)}
+            tiles = {quantised_gemm_tile(num_rows, dtype, group): None for num_rows in (1, 64, 1024)}
+            for tile in tiles:
+                kind = f"int4/{group}" if group else "int8"
+                found.append(
+                    Variant.of(
+                        f"{kind}_gemm {tile.rows}x{tile.columns}x{tile.depth} {str(dtype).removeprefix('torch.')}",
+                        int4_gemm_kernel if group else int8_gemm_kernel,
+                        types,
+                        {"OUT_FEATURES": 4096, "IN_FEATURES": 14336} | _blocks(tile, group),
+                        num_warps=tile.num_warps,
+                        num_stages=tile.num_stages,
+                    )
+                )
+    return found
