@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from engine.client import EngineError
 from engine.messages import PreemptionNote, RequestExplanation
-from scheduler.request import RequestStatus
+from scheduler.request import RequestStatus, WaitReason
 from server.errors import ApiError, from_engine, unavailable
 from server.request_registry import InFlightRequest
 from server.state import ServerState
@@ -71,6 +71,8 @@ def _body(state: ServerState, found: InFlightRequest, explanations: Sequence[Req
     [first, *_] = waiting or running or explanations
     statuses = Counter(one.status.value for one in explanations)
     status = next(one for one in STATUS_ORDER if one.value in statuses)
+    lacks_pages = first.wait_reason is WaitReason.PAGES  # else nobody asked how many it wants
+    start = first.expected_start_seconds
     notes = list(chain.from_iterable(one.preemptions for one in explanations))
     return {
         **_names(found),
@@ -79,9 +81,9 @@ def _body(state: ServerState, found: InFlightRequest, explanations: Sequence[Req
         "age_seconds": _age(found),
         "text": _text(first, state.requests.shown(found.tenant, first.preemptions)),
         "position": first.position,
-        "expected_start_seconds": first.expected_start_seconds,
+        "expected_start_seconds": None if start is None else round(start, 3),
         "wait_reason": first.wait_reason,
-        "wanted_pages": first.wanted_pages,
+        "wanted_pages": first.wanted_pages if lacks_pages else None,
         "available_pages": first.available_pages,
         "tokens": {
             "total": sum(one.num_tokens for one in explanations),

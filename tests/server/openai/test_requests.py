@@ -27,7 +27,7 @@ def explanation(request_id: str, **changes: Any) -> RequestExplanation:
         "text": "It waits at position 4.",
         "seconds_since_arrival": 1.0,
         "position": 4,
-        "expected_start_seconds": 2.5,
+        "expected_start_seconds": 2.50049,
         "wait_reason": WaitReason.PAGES,
         "wanted_pages": 9,
         "available_pages": 3,
@@ -47,7 +47,6 @@ def running(request_id: str, **changes: Any) -> RequestExplanation:
         "position": None,
         "expected_start_seconds": None,
         "wait_reason": None,
-        "wanted_pages": 0,
         "num_computed_tokens": 22,
         "num_output_tokens": 3,
     }
@@ -136,6 +135,14 @@ async def test_a_request_that_waits_says_why(api, engine, flights) -> None:
             }
         ],
     }
+
+
+async def test_pages_are_wanted_only_by_what_waits_for_pages(api, engine, flights) -> None:
+    [name] = await flights.start()
+    for one in (running(name), explanation(name, wait_reason=WaitReason.SEQUENCES)):
+        engine.explanations[name] = one
+        body = (await api.http.get(f"/v1/requests/{name}")).json()
+        assert (body["wanted_pages"], body["available_pages"]) == (None, 3)
 
 
 async def test_a_sequence_is_asked_for_by_its_own_id(api, engine, flights) -> None:
