@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
-from scheduler.request import FinishReason
+from block_manager.groups import plan_groups
+from block_manager.manager import BlockManager
+from scheduler.policy import FairShare, PriorityWithAging
+from scheduler.preemption import preempt
+from scheduler.preemption_record import Preemption, PreemptionCause, PreemptionKind
+from scheduler.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -161,3 +167,95 @@ def test_an_abort_in_any_phase_of_a_preempting_run_leaves_the_other_untouched(
     sim.check_idle()
     assert len(sim.outputs["a"]) == 40
     assert len(sim.outputs["c"]) == 5
+
+
+# ---- how, and what is remembered
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_page", "seconds_per_token", "host_pages", "kind"),
+    [
+        # the victim has 40 computed tokens in 3 pages: 6 moves, or 40 tokens
+        (1.0, 0.16, 10, PreemptionKind.SWAP),
+        (1.0, 0.14, 10, PreemptionKind.RECOMPUTE),
+        (1.0, 0.15, 10, PreemptionKind.RECOMPUTE),  # not worse: the pages stay findable
+        (1.0, 0.16, 2, PreemptionKind.RECOMPUTE),  # no room
+        (1.0, 0.16, 3, PreemptionKind.SWAP),
+        (0.0, 0.01, 10, PreemptionKind.SWAP),
+    ],
+)
+def test_pages_are_swapped_where_that_is_faster_than_to_compute_them_again(
+    seconds_per_page: float,
+    seconds_per_token: float,
+    host_pages: int,
+    kind: PreemptionKind,
+    make_request: Callable[..., Request],
+) -> None:
+    blocks = BlockManager(plan_groups([None]), 5, 16, num_host_pages=host_pages)
+    victim = make_request("v", 41)
+    assert blocks.admit("v", blocks.match_prefix(victim.block_hashes, 41), 41)
+    blocks.commit("v", 40, victim.block_hashes)
+    victim.restart(40)
+    record = preempt(
+        blocks,
+        victim,
+        make_request("r"),
+        PreemptionCause.PREFILL,
+        now=7.5,
+        seconds_per_token=seconds_per_token,
+        seconds_per_page=seconds_per_page,
+    )
+    swapped = kind is PreemptionKind.SWAP
+    assert record == Preemption(
+        at=7.5,
+        victim="v",
+        requester="r",
+        kind=kind,
+        cause=PreemptionCause.PREFILL,
+        pages_freed=3,
+        tokens_to_recompute=0 if swapped else 40,
+    )
+    assert victim.ledger.preemptions == [record]
+    assert victim.num_preemptions == 1
+    assert victim.num_computed_tokens == victim.num_scheduled_tokens == (40 if swapped else 0)
+    assert (victim.ledger.held_pages, victim.ledger.peak_pages) == (0, 3)
+    assert (list(blocks.swapped), blocks.usage().held) == (["v"] if swapped else [], 0)
+    assert blocks.audit() == []
+
+
+def test_f21_the_lowest_priority_gives_way_however_old_it_is(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=9, budget=96, policy=PriorityWithAging(aging=10.0))
+    sim.add("low", 32, 40, priority=1)
+    sim.add("b", 32, 40)
+    sim.add("high", 32, 40, priority=-1)
+    step_until_preempted(sim)
+    assert (sim.running, sim.waiting) == (["high", "b"], ["low"])
+    (record,) = sim.scheduler.planner.preemptions
+    assert (record.victim, record.requester, record.cause) == ("low", "high", PreemptionCause.DECODE)
+    sim.run()
+    assert [len(sim.outputs[name]) for name in ("low", "b", "high")] == [40, 40, 40]
+
+
+def test_the_tenant_that_has_had_most_gives_way(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=9, budget=96, policy=FairShare({"a": 0.5}))
+    for name in ("a", "b", "c"):
+        sim.add(name, 32, 40, tenant=name)
+    step_until_preempted(sim)
+    assert sim.waiting == ["a"]
+    sim.run()
+
+
+def test_preemptions_are_counted_by_kind_and_cause(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=8, budget=16, num_host_pages=8, seconds_per_page=0.0, watermark_tokens=0)
+    sim.add("a", 100, 10)
+    sim.step()
+    sim.step()
+    sim.add("b", 16, 40)
+    sim.run()
+    counters = sim.scheduler.counters
+    assert counters.preemptions.keys() <= {
+        (PreemptionKind.SWAP, PreemptionCause.PREFILL),
+        (PreemptionKind.SWAP, PreemptionCause.DECODE),
+    }
+    assert counters.num_preemptions == sum(counters.preemptions.values()) == len(sim.scheduler.planner.preemptions)
+    assert counters.recomputed_tokens == 0
