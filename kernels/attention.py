@@ -28,6 +28,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Groups of decoding sequences whose block tables begin with the same pages, so that these may be read once.
+
+    Shapes: ``members`` int32 [num_members], rows of the batch, group after group; ``group_starts`` int32
+    [num_groups + 1], where in ``members`` each begins; ``prefix_lens`` int32 [num_seqs], tokens that a sequence shares
+    with its group, 0 in no group, less than its length. Plain ints bound them: members of a group, tokens of a prefix,
+    tokens of a sequence after its prefix when the plan was made. Says nothing that the block tables do not say: a
+    backend may ignore it.
+    """
+
+    members: torch.Tensor
+    group_starts: torch.Tensor
+    prefix_lens: torch.Tensor
+    largest_group: int
+    max_prefix_len: int
+    max_own_len: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Ragged layout of one step for the layers that share one block table.
 
@@ -35,6 +54,8 @@ class AttentionMetadata:
     ``block_table`` int32 [num_seqs, max_blocks]; ``slot_mapping`` int64 [num_tokens], where each new token's key and
     value go. ``max_query_len`` and ``max_seq_len`` are plain ints, so that no backend waits for the device to learn
     them.
+
+    A sequence with one row and a length of 0 pads a batch: its row attends to nothing, and comes back as zeros.
     """
 
     query_start_loc: torch.Tensor
@@ -43,6 +64,7 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     max_query_len: int
     max_seq_len: int
+    shared_prefix: SharedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,21 @@ class KVPages:
     value: torch.Tensor
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What happens to the heads of queries and keys between their projection and attention: RMSNorm, then rotary.
+
+    Each is left out if it is None. ``query_norm`` and ``key_norm`` are weights [head_dim], the same for every head
+    (those that a checkpoint stores less one, as Gemma's, come with the one added). ``rotation`` is cosines and sines,
+    float32 [num_tokens, ..., head_dim / 2], that turn element i with element i + head_dim / 2.
+    """
+
+    query_norm: torch.Tensor | None = None
+    key_norm: torch.Tensor | None = None
+    eps: float = 1e-6
+    rotation: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +123,12 @@ class AttentionBackend(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of every query row over its sequence's pages; returns the shape and dtype of ``query``.
 
         Row at position ``p`` sees positions ``max(0, p - window + 1) .. p``. ``softcap`` c turns a score x into
-        ``c * tanh(x / c)`` (Gemma 2). Scores and sums are accumulated in float32.
+        ``c * tanh(x / c)`` (Gemma 2). ``sinks`` [num_q_heads] adds one more score to each head's softmax, neither
+        scaled nor capped, that takes its weight from the others and gives no value (gpt-oss). Scores and sums are
+        accumulated in float32.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import KVPages
+from kernels.attention import KVPages, Preparation
 from kernels.quantisation import quantise
 
 
@@ -34,6 +34,18 @@ def store_kv(
                 stored[page, :, offset], scales[page, :, offset] = quantise(row, stored.dtype)
 
 
+def prepare(rows: torch.Tensor, norm: torch.Tensor | None, preparation: Preparation) -> torch.Tensor:
+    """Heads [num_tokens, num_heads, head_dim] of queries or keys after RMSNorm by ``norm`` and rotary, in float64."""
+    rows = rows.double()
+    if norm is not None:
+        rows = rows / torch.sqrt((rows**2).mean(dim=-1, keepdim=True) + preparation.eps) * norm.double()
+    if preparation.rotation is not None:
+        cos, sin = (table.double().reshape(rows.shape[0], 1, -1) for table in preparation.rotation)
+        first, second = rows.chunk(2, dim=-1)
+        rows = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rows
+
+
 def paged_attention(
     query: torch.Tensor,
     pages: KVPages,
@@ -44,8 +56,13 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal, optionally windowed attention over pages, in float64: [num_tokens, num_q_heads, head_dim]."""
+    """Causal, optionally windowed attention over pages, in float64: [num_tokens, num_q_heads, head_dim].
+
+    A sink is one more score beside those of the visible positions; its weight goes to no value. Rows before position 0
+    see nothing and stay zeros.
+    """
     block_size = pages.key.shape[2]
     queries_per_kv_head = query.shape[1] // pages.key.shape[1]
     output = torch.zeros(query.shape, dtype=torch.float64)
@@ -54,6 +71,8 @@ def paged_attention(
         start, end = starts[sequence], starts[sequence + 1]
         for row in range(start, end):
             position = seq_len - (end - row)
+            if position < 0:
+                continue
             first = 0 if window is None else max(0, position - window + 1)
             visible = range(first, position + 1)
             page_ids = torch.tensor([int(block_table[sequence, p // block_size]) for p in visible])
@@ -65,8 +84,10 @@ def paged_attention(
                 scores = scale * (keys[:, kv_head] @ query[row, head].double())
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head : head + 1].double()])
                 weights = torch.exp(scores - scores.max())
-                output[row, head] = (weights / weights.sum()) @ values[:, kv_head]
+                output[row, head] = (weights / weights.sum())[: len(visible)] @ values[:, kv_head]
     return output
 
 

@@ -68,7 +68,12 @@ class NativeBackend:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if sinks is not None:  # the library knows none
+            return TorchBackend().attend(
+                query, pages, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
         num_pages, num_kv_heads, block_size, head_dim = _check_pages(pages)
         num_tokens, num_q_heads, query_dim = query.shape
         if query_dim != head_dim or num_q_heads % num_kv_heads:
@@ -141,13 +146,14 @@ class TorchBackend:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         output = torch.zeros(query.shape, dtype=query.dtype)
         block_size = pages.key.shape[2]
         starts = metadata.query_start_loc.tolist()
         for sequence, seq_len in enumerate(metadata.seq_lens.tolist()):
             start, end = starts[sequence], starts[sequence + 1]
-            if start == end:
+            if start == end or seq_len == 0:
                 continue
             first_row = seq_len - (end - start)
             first_block = 0 if window is None else max(0, first_row - window + 1) // block_size
@@ -163,7 +169,11 @@ class TorchBackend:
             scores = torch.einsum("rhgd,hkd->hgrk", rows, keys) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            weights = scores.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+            scores = scores.masked_fill_(hidden, float("-inf"))
+            if sinks is not None:
+                columns = sinks.float().reshape(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+                scores = torch.cat([scores, columns], dim=-1)
+            weights = scores.softmax(dim=-1)[..., : hidden.shape[1]]
             # The first page may begin before any row's window: whatever lies there must not count, not even times 0.
             values = values.masked_fill(hidden.all(dim=0)[:, None], 0.0)
             output[start:end] = torch.einsum("hgrk,hkd->rhgd", weights, values).flatten(1, 2).to(query.dtype)

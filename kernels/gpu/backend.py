@@ -2,25 +2,34 @@
 
 Chooses kernels by ``metadata.max_query_len`` alone, so that no step waits for the device: a step of decodes runs the
 split decode kernel; any other step runs the prefill kernel for sequences with two or more rows and the decode kernel
-for those with one. So a decode computes the same bits beside a prefill chunk as without it.
+for those with one. Where the metadata names shared prefixes, decodes of layers without a window read them once.
 
-Holds no state. Rows of ``query`` that no sequence owns come back undefined.
+Deterministic, it gives a row the same bits in any batch, in any chunk of its prompt and as a decode: decode splits at
+fixed positions, both kernels use one tile and merge alike, products and sums are not fused, prefixes are not shared.
+That costs speed where batches are small and contexts long. Otherwise a decode's last bits depend on how many splits the
+size of the batch calls for. Proven in Triton's interpreter; not yet run on a GPU.
+
+Holds no state but its mode. Rows of ``query`` that no sequence owns come back undefined.
 """
 
 from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionMetadata, KVPages
+from kernels.attention import AttentionMetadata, KVPages, Preparation
+from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
 from kernels.gpu.prefill import prefill_attention
-from kernels.gpu.store_kv import store_kv
+from kernels.gpu.store_kv import prepare_and_store, store_kv
 
 
 class TritonBackend:
     """Implements ``kernels.attention.AttentionBackend`` with Triton, on any GPU Triton compiles for."""
 
     name = "triton"
+
+    def __init__(self, *, is_deterministic: bool = False) -> None:
+        self._is_deterministic = is_deterministic
 
     def store_kv(
         self,
@@ -32,6 +41,18 @@ class TritonBackend:
         """Write each token's key and value into its slot, rounded or quantised; a slot of -1 is skipped."""
         store_kv(key, value, pages, slot_mapping)
 
+    def prepare_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: KVPages,
+        slot_mapping: torch.Tensor,
+        preparation: Preparation,
+    ) -> None:
+        """Norm and rotate ``query``, in place, and ``key``, then store as ``store_kv`` does, all in one launch."""
+        prepare_and_store(query, key, value, pages, slot_mapping, preparation)
+
     def attend(
         self,
         query: torch.Tensor,
@@ -41,6 +62,7 @@ class TritonBackend:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of every query row over its sequence's pages; returns the shape and dtype of ``query``."""
         output = torch.empty_like(query)
@@ -53,8 +75,25 @@ class TritonBackend:
                 scale=scale,
                 window=window,
                 softcap=softcap,
+                sinks=sinks,
                 min_query_len=2,
+                is_deterministic=self._is_deterministic,
             )
-        if metadata.max_query_len == 1 or metadata.seq_lens.shape[0] > 1:
-            decode_attention(query, pages, metadata, output, scale=scale, window=window, softcap=softcap)
+        if metadata.max_query_len > 1 and metadata.seq_lens.shape[0] == 1:
+            return output
+        prefix = metadata.shared_prefix
+        if prefix is not None and window is None and not self._is_deterministic:
+            cascade_attention(query, pages, metadata, output, prefix, scale=scale, softcap=softcap, sinks=sinks)
+        else:
+            decode_attention(
+                query,
+                pages,
+                metadata,
+                output,
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                is_deterministic=self._is_deterministic,
+            )
         return output

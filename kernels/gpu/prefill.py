@@ -6,7 +6,8 @@ keys and values must be in their pages already, so that history and chunk are re
 A program takes one block of consecutive tokens of one sequence, with all the query heads of one KV head: ``rows`` =
 tokens x heads. Blocks are numbered through without asking the device how long each sequence is: sequence s starts at
 block ``query_start_loc[s] // block_tokens + s``, which leaves it enough numbers, and at most one to spare; a program
-finds its sequence by binary search, and one whose block is to spare ends at once.
+finds its sequence by binary search, and one whose block is to spare ends at once. A decode is a sequence of one row and
+may be among them, slower than in ``kernels.gpu.decode`` where its history is long.
 
 Contract
     query               [num_tokens, num_q_heads, head_dim]
@@ -14,10 +15,13 @@ Contract
     value_pages         [num_pages, num_kv_heads, block_size, head_dim], any dtype that casts to the query's; int8 and
                         fp8 with scales (see ``kernels.quantisation``)
     output              like query; written for sequences with at least ``min_query_len`` rows, untouched elsewhere
-    metadata            see ``kernels.attention``
+    sinks               any float dtype [num_q_heads], or None
+    metadata            see ``kernels.attention``; rows before position 0 are padding and get zeros
 
 Numerics: see ``kernels.gpu.tile``; a row's result does not depend on how its prompt was cut into chunks, beyond what
-the device's matrix units do with other rows of a tile. Causality and the window bound the loop, not only the mask.
+the device's matrix units do with other rows of a tile. Deterministic launches merge what fixed spans of positions give,
+as the fixed splits of decode do, so that chunk and decode agree bit for bit. Causality and the window bound the loop,
+not only the mask. Tested in Triton's interpreter and compiled for GPUs; not yet run on one.
 """
 
 from __future__ import annotations
@@ -27,7 +31,11 @@ import triton
 import triton.language as tl
 
 from kernels.attention import AttentionMetadata, KVPages
-from kernels.gpu.tile import ScoreScale, TileShape, attend_tile, check_shapes, padded_head_dim, scale_arguments
+from kernels.gpu.attention_case import CASES, AttentionCase
+from kernels.gpu.pages import check_shapes, page_arguments, side_of
+from kernels.gpu.splits import FIXED_SPLIT
+from kernels.gpu.tile import TileShape, attend_range, merge_nothing, merge_part, merged_rows, score_arguments
+from kernels.gpu.variant import Variant, pointer
 from kernels.quantisation import is_quantised
 
 
@@ -48,13 +56,10 @@ def find_sequence(query_start_loc_ptr, num_seqs, block, BLOCK_TOKENS: tl.constex
 def prefill_kernel(
     output_ptr,
     query_ptr,
-    key_pages_ptr,
-    value_pages_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     block_table_ptr,
+    sinks_ptr,
     scale,
     softcap_log2,
     num_seqs,
@@ -64,14 +69,18 @@ def prefill_kernel(
     query_head_stride,
     output_token_stride,
     output_head_stride,
+    key_pages_ptr,
+    value_pages_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     key_page_stride,
     key_head_stride,
     key_slot_stride,
+    key_scale_page_stride,
+    key_scale_head_stride,
     value_page_stride,
     value_head_stride,
     value_slot_stride,
-    key_scale_page_stride,
-    key_scale_head_stride,
     value_scale_page_stride,
     value_scale_head_stride,
     QUANTISED: tl.constexpr,
@@ -83,8 +92,12 @@ def prefill_kernel(
     HAS_SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    """``ROWS // GROUP`` tokens of one sequence for one KV head. Grid: (blocks, num_kv_heads), last blocks first."""
+    """``ROWS // GROUP`` tokens of one sequence for one KV head. Grid: (blocks, num_kv_heads), last blocks first.
+
+    ``SPAN`` > 0, a multiple of TILE: merge the parts of spans of that many positions; 0: one part is all.
+    """
     BLOCK_TOKENS: tl.constexpr = ROWS // GROUP
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -106,45 +119,74 @@ def prefill_kernel(
     query_rows = query_ptr + token_rows * query_token_stride + q_heads * query_head_stride
     query = tl.load(query_rows[:, None] + dims[None, :], mask=mask, other=0.0)
 
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, HEAD_DIM_PADDED], tl.float32)
+    keys = side_of(
+        kv_head,
+        key_pages_ptr,
+        key_page_stride,
+        key_head_stride,
+        key_slot_stride,
+        key_scales_ptr,
+        key_scale_page_stride,
+        key_scale_head_stride,
+    )
+    values = side_of(
+        kv_head,
+        value_pages_ptr,
+        value_page_stride,
+        value_head_stride,
+        value_slot_stride,
+        value_scales_ptr,
+        value_scale_page_stride,
+        value_scale_head_stride,
+    )
+    table_row_ptr = block_table_ptr + sequence.to(tl.int64) * table_stride
     first = tl.maximum(context_len + block_start - WINDOW + 1, 0) if WINDOW > 0 else 0
+    start = first // TILE * TILE
     end = context_len + tl.minimum(block_start + BLOCK_TOKENS, query_len)
-    for tile_start in range(first // TILE * TILE, end, TILE):
-        peak, total, mixed = attend_tile(
+    peak, total, mixed = merge_nothing(sinks_ptr, q_heads, owned, ROWS, HEAD_DIM_PADDED)
+    if SPAN > 0:
+        for span_start in range(first // SPAN * SPAN, end, SPAN):
+            part, lse = attend_range(
+                query,
+                context_len + tokens,
+                tl.maximum(span_start, start),
+                first,
+                tl.minimum(span_start + SPAN, end),
+                keys,
+                values,
+                table_row_ptr,
+                scale,
+                softcap_log2,
+                QUANTISED,
+                BLOCK_SIZE,
+                HEAD_DIM,
+                WINDOW,
+                HAS_SOFTCAP,
+                TILE,
+            )
+            peak, total, mixed = merge_part(peak, total, mixed, part, lse)
+    else:
+        part, lse = attend_range(
             query,
             context_len + tokens,
-            peak,
-            total,
-            mixed,
-            tile_start,
+            start,
             first,
             end,
-            key_pages_ptr + kv_head * key_head_stride,
-            value_pages_ptr + kv_head * value_head_stride,
-            key_scales_ptr + kv_head * key_scale_head_stride,
-            value_scales_ptr + kv_head * value_scale_head_stride,
-            block_table_ptr + sequence.to(tl.int64) * table_stride,
-            key_page_stride,
-            key_slot_stride,
-            value_page_stride,
-            value_slot_stride,
-            key_scale_page_stride,
-            value_scale_page_stride,
+            keys,
+            values,
+            table_row_ptr,
             scale,
             softcap_log2,
-            QUANTISED=QUANTISED,
-            BLOCK_SIZE=BLOCK_SIZE,
-            HEAD_DIM=HEAD_DIM,
-            WINDOW=WINDOW,
-            HAS_SOFTCAP=HAS_SOFTCAP,
-            TILE=TILE,
+            QUANTISED,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            WINDOW,
+            HAS_SOFTCAP,
+            TILE,
         )
-    # Rows past the end of the chunk may see no key; they are not stored, and must not divide by zero.
-    mixed = mixed / tl.where(owned, total, 1.0)[:, None]
+        peak, total, mixed = merge_part(peak, total, mixed, part, lse)
     output_rows = output_ptr + token_rows * output_token_stride + q_heads * output_head_stride
-    tl.store(output_rows[:, None] + dims[None, :], mixed.to(output_ptr.dtype.element_ty), mask=mask)
+    tl.store(output_rows[:, None] + dims[None, :], merged_rows(total, mixed).to(output_ptr.dtype.element_ty), mask=mask)
 
 
 def prefill_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype) -> TileShape:
@@ -158,6 +200,13 @@ def prefill_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtyp
     return TileShape(max(64 if head_dim <= 256 else 32, at_least), keys=keys, num_warps=8, num_stages=2)
 
 
+def deterministic_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype) -> TileShape:
+    """The tile that decode and prefill share where they must agree bit for bit: what is merged takes registers too."""
+    shape = prefill_tile_shape(group, head_dim, dtype, pages_dtype)
+    rows = max(min(shape.rows, 64), triton.next_power_of_2(group))
+    return TileShape(rows, shape.keys, num_warps=shape.num_warps, num_stages=shape.num_stages)
+
+
 def prefill_attention(
     query: torch.Tensor,
     pages: KVPages,
@@ -167,53 +216,59 @@ def prefill_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     min_query_len: int = 1,
+    is_deterministic: bool = False,
     tile: TileShape | None = None,
+    span: int = FIXED_SPLIT,
 ) -> None:
-    """Attend for every sequence with at least ``min_query_len`` query rows, into ``output``. Shapes: see the module."""
-    check_shapes(query, pages)
+    """Attend for every sequence with at least ``min_query_len`` query rows, into ``output``. Shapes: see the module.
+
+    ``tile`` is chosen where it is not given; ``span`` is the positions to a part of a deterministic launch.
+    """
+    check_shapes(query, pages, sinks)
     num_seqs = metadata.seq_lens.shape[0]
     num_tokens, num_q_heads, head_dim = query.shape
-    _, num_kv_heads, block_size, _ = pages.key.shape
+    num_kv_heads = pages.key.shape[1]
     if num_seqs == 0 or num_tokens == 0:
         return
     group = num_q_heads // num_kv_heads
-    shape = tile or prefill_tile_shape(group, head_dim, query.dtype, pages.key.dtype)
-    key_scales, value_scales, *scale_strides = scale_arguments(pages)
-    score = ScoreScale.of(scale, softcap)
-    num_blocks = num_tokens // (shape.rows // group) + num_seqs
-    prefill_kernel[(num_blocks, num_kv_heads)](
+    choose_tile = deterministic_tile_shape if is_deterministic else prefill_tile_shape
+    shape = tile or choose_tile(group, head_dim, query.dtype, pages.key.dtype)
+    prefill_kernel[(num_tokens // (shape.rows // group) + num_seqs, num_kv_heads)](
         output,
         query,
-        pages.key,
-        pages.value,
-        key_scales,
-        value_scales,
         metadata.query_start_loc,
         metadata.seq_lens,
         metadata.block_table,
-        score.scale,
-        score.softcap_log2,
-        num_seqs,
-        min_query_len,
-        metadata.block_table.stride(0),
-        query.stride(0),
-        query.stride(1),
-        output.stride(0),
-        output.stride(1),
-        *pages.key.stride()[:3],
-        *pages.value.stride()[:3],
-        *scale_strides,
-        QUANTISED=pages.key_scales is not None,
+        sinks,
+        num_seqs=num_seqs,
+        min_query_len=min_query_len,
+        table_stride=metadata.block_table.stride(0),
+        query_token_stride=query.stride(0),
+        query_head_stride=query.stride(1),
+        output_token_stride=output.stride(0),
+        output_head_stride=output.stride(1),
         GROUP=group,
-        BLOCK_SIZE=block_size,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_PADDED=padded_head_dim(head_dim),
         WINDOW=window or 0,
-        HAS_SOFTCAP=softcap is not None,
         ROWS=shape.rows,
         TILE=shape.keys,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
-        enable_fp_fusion=True,
+        SPAN=span if is_deterministic else 0,
+        **score_arguments(scale, softcap),
+        **page_arguments(pages),
+        **shape.options,
+        enable_fp_fusion=not is_deterministic,
     )
+
+
+def variants() -> list[Variant]:
+    """Every case."""
+    return [_variant(case) for case in CASES]
+
+
+def _variant(case: AttentionCase) -> Variant:
+    choose_tile = deterministic_tile_shape if case.is_deterministic else prefill_tile_shape
+    tile = choose_tile(case.group, case.head_dim, case.dtype, case.pages_dtype)
+    constants = case.constants(tile) | {"WINDOW": case.window, "SPAN": FIXED_SPLIT if case.is_deterministic else 0}
+    types = case.types | {"output_ptr": pointer(case.dtype)}
+    return Variant.of(f"prefill:{case.name}", prefill_kernel, types, constants, **tile.options)

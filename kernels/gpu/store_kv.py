@@ -1,71 +1,140 @@
-"""Scatter a step's new keys and values into their KV pages, in one Triton launch.
+"""Scatter a step's new keys and values into their KV pages, in one Triton launch; on request normed and rotated before.
 
 Contract
-    key, value          [num_tokens, num_kv_heads, head_dim], any strides with a dense last dimension
+    key, value          [num_tokens, num_kv_heads, head_dim], any strides with a dense last dimension; not changed
+    query               [num_tokens, num_q_heads, head_dim], likewise; with ``preparation`` only, rewritten in place
     key_pages,
-    value_pages         [num_pages, num_kv_heads, block_size, head_dim], likewise
+    value_pages         [num_pages, num_kv_heads, block_size, head_dim], likewise; head_dim is even
     key_scales,
     value_scales        float32 [num_pages, num_kv_heads, block_size], of quantised pages
     slot_mapping        int64 [num_tokens]: page * block_size + offset; -1 leaves the token out
-Values are rounded to the dtype of the pages, or quantised row by row as ``kernels.quantisation`` says. Slots must be
-distinct: two tokens with one slot race. Offsets into the pool are 64-bit, so that a pool may hold more than 2**31
-elements.
 
-Knows nothing of sequences: whoever made the slot mapping did.
+Values are rounded to the dtype of the pages, or quantised row by row as ``kernels.quantisation`` says, bit for bit.
+Preparation (``kernels.attention.Preparation``) computes in float32 and rounds once, at the end: into the query, and
+into the pages. Slots must be distinct, or two tokens race; only in the null page, 0, which nobody reads, padding may
+share them. Offsets into the pool are 64-bit, so that a pool may hold more than 2**31 elements.
+
+Rows are held as two halves, [tokens, head_dim / 2] each, since rotary embedding pairs an element of the first with its
+neighbour in the second. Knows nothing of sequences: whoever made the slot mapping did. Tested in Triton's interpreter
+and compiled for GPUs; not yet run on one.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import KVPages
-from kernels.gpu.tile import check_scales, scale_arguments
+from kernels.attention import KVPages, Preparation
+from kernels.gpu.attention_case import CASES, AttentionCase
+from kernels.gpu.pages import check_scales, page_arguments, page_constants, page_types
+from kernels.gpu.variant import Variant, pointer
 from kernels.quantisation import LARGEST_CODE
 
 BLOCK_TOKENS = 16
+NUM_WARPS = 4
 
 
 @triton.jit
-def quantise(rows, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr):
-    """Codes, still in float32 and, for floats, not yet rounded, and scales of ``rows`` [tokens, HEAD_DIM_PADDED]."""
-    rows = rows.to(tl.float32)
-    # As integers, magnitudes compare like the numbers, and NaN is the largest.
-    bits = tl.max(rows.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
-    is_finite = bits < 0x7F800000
-    absmax = bits.to(tl.float32, bitcast=True)
-    scales = tl.where(is_finite, tl.div_rn(absmax, tl.full(absmax.shape, LARGEST, tl.float32)), float("nan"))
-    divisors = tl.where(scales > 0, scales, 1.0)
-    codes = tl.div_rn(rows, tl.broadcast_to(divisors[:, None], rows.shape))
+def largest_bits(half):
+    """Each row's largest magnitude, as bits: as integers, magnitudes compare like numbers, and NaN is the largest."""
+    return tl.max(half.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+
+
+@triton.jit
+def codes_of(half, is_finite, divisors, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr):
+    """Codes of one half, still in float32 and, for floats, not yet rounded."""
+    codes = tl.div_rn(half, tl.broadcast_to(divisors[:, None], half.shape))
     codes = tl.minimum(tl.maximum(tl.where(is_finite[:, None], codes, 0.0), -LARGEST), LARGEST)
     if IS_INTEGER:  # adding 1.5 * 2 ** 23 rounds to the nearest integer, ties to even
         codes = (codes + 12582912.0) - 12582912.0
-    return codes, scales
+    return codes
+
+
+@triton.jit
+def store_row(
+    first,
+    second,
+    side,
+    pages,
+    offsets,
+    dims,
+    stored,
+    mask,
+    QUANTISED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Round or quantise both halves of the rows, and write them, and their scales, where they belong."""
+    pages_ptr, page_stride, head_offset, slot_stride, scales_ptr, scale_page_stride, scale_head_offset = side
+    if QUANTISED:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        bits = tl.maximum(largest_bits(first), largest_bits(second))
+        is_finite = bits < 0x7F800000
+        absmax = bits.to(tl.float32, bitcast=True)
+        scales = tl.where(is_finite, tl.div_rn(absmax, tl.full(absmax.shape, LARGEST, tl.float32)), float("nan"))
+        divisors = tl.where(scales > 0, scales, 1.0)
+        first = codes_of(first, is_finite, divisors, LARGEST, IS_INTEGER)
+        second = codes_of(second, is_finite, divisors, LARGEST, IS_INTEGER)
+        tl.store(scales_ptr + pages * scale_page_stride + scale_head_offset + offsets, scales, mask=stored)
+    slots = (pages_ptr + pages * page_stride + head_offset + offsets * slot_stride)[:, None] + dims[None, :]
+    tl.store(slots, first.to(pages_ptr.dtype.element_ty), mask=mask)
+    tl.store(slots + HALF, second.to(pages_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def prepare(first, second, norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM: tl.constexpr):
+    """Both halves of the rows after RMSNorm and rotary embedding, in float32; each is left out without its pointer."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if norm_ptr is not None:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        factors = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        in_half = dims < HALF
+        first = first * factors * tl.load(norm_ptr + dims, mask=in_half, other=0.0).to(tl.float32)[None, :]
+        second = second * factors * tl.load(norm_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    if cos_ptr is not None:
+        angles = tokens[:, None] * angle_stride + dims[None, :]
+        cos = tl.load(cos_ptr + angles, mask=mask, other=1.0)
+        sin = tl.load(sin_ptr + angles, mask=mask, other=0.0)
+        first, second = first * cos - second * sin, second * cos + first * sin
+    return first, second
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def store_kv_kernel(
     key_ptr,
     value_ptr,
+    query_ptr,
+    slot_mapping_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    eps,
+    num_tokens,
+    key_token_stride,
+    key_row_stride,
+    value_token_stride,
+    value_row_stride,
+    query_token_stride,
+    query_row_stride,
+    angle_stride,
     key_pages_ptr,
     value_pages_ptr,
     key_scales_ptr,
     value_scales_ptr,
-    slot_mapping_ptr,
-    num_tokens,
-    key_token_stride,
-    key_head_stride,
-    value_token_stride,
-    value_head_stride,
     key_page_stride,
-    key_page_head_stride,
+    key_head_stride,
     key_slot_stride,
-    value_page_stride,
-    value_page_head_stride,
-    value_slot_stride,
     key_scale_page_stride,
     key_scale_head_stride,
+    value_page_stride,
+    value_head_stride,
+    value_slot_stride,
     value_scale_page_stride,
     value_scale_head_stride,
     QUANTISED: tl.constexpr,
@@ -74,75 +143,175 @@ def store_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """One program moves ``BLOCK_TOKENS`` tokens of one KV head. Grid: (token blocks, num_kv_heads)."""
+    """One program moves ``BLOCK_TOKENS`` tokens of one KV head, or prepares those of one query head.
+
+    Grid: (token blocks, num_kv_heads), and with ``query_ptr`` num_q_heads more.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
     head = tl.program_id(1)
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    dims = tl.arange(0, HEAD_DIM_PADDED)
+    dims = tl.arange(0, HEAD_DIM_PADDED // 2)
+    in_half = (dims < HALF)[None, :]
+
+    if query_ptr is not None:  # noqa: SIM102 - known when compiling, where there may be no pointer
+        if head >= NUM_KV_HEADS:
+            query_rows = query_ptr + tokens * query_token_stride + (head - NUM_KV_HEADS) * query_row_stride
+            query = query_rows[:, None] + dims[None, :]
+            mask = (tokens < num_tokens)[:, None] & in_half
+            first = tl.load(query, mask=mask, other=0.0)
+            second = tl.load(query + HALF, mask=mask, other=0.0)
+            first, second = prepare(
+                first, second, query_norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM
+            )
+            tl.store(query, first.to(query_ptr.dtype.element_ty), mask=mask)
+            tl.store(query + HALF, second.to(query_ptr.dtype.element_ty), mask=mask)
+            return
 
     slots = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=-1)
     stored = slots >= 0
     slots = tl.where(stored, slots, 0)
     pages = slots // BLOCK_SIZE
     offsets = slots % BLOCK_SIZE
-    mask = stored[:, None] & (dims < HEAD_DIM)[None, :]
+    mask = stored[:, None] & in_half
 
-    key_rows = key_ptr + tokens * key_token_stride + head * key_head_stride
-    key = tl.load(key_rows[:, None] + dims[None, :], mask=mask, other=0.0)
-    if QUANTISED:
-        key, scales = quantise(key, LARGEST, IS_INTEGER)
-        key_scales = key_scales_ptr + pages * key_scale_page_stride + head * key_scale_head_stride + offsets
-        tl.store(key_scales, scales, mask=stored)
-    key_slots = key_pages_ptr + pages * key_page_stride + head * key_page_head_stride + offsets * key_slot_stride
-    tl.store(key_slots[:, None] + dims[None, :], key.to(key_pages_ptr.dtype.element_ty), mask=mask)
-
-    value_rows = value_ptr + tokens * value_token_stride + head * value_head_stride
-    value = tl.load(value_rows[:, None] + dims[None, :], mask=mask, other=0.0)
-    if QUANTISED:
-        value, scales = quantise(value, LARGEST, IS_INTEGER)
-        value_scales = value_scales_ptr + pages * value_scale_page_stride + head * value_scale_head_stride + offsets
-        tl.store(value_scales, scales, mask=stored)
-    value_slots = (
-        value_pages_ptr + pages * value_page_stride + head * value_page_head_stride + offsets * value_slot_stride
+    key = (key_ptr + tokens * key_token_stride + head * key_row_stride)[:, None] + dims[None, :]
+    first = tl.load(key, mask=mask, other=0.0)
+    second = tl.load(key + HALF, mask=mask, other=0.0)
+    if query_ptr is not None:
+        first, second = prepare(
+            first, second, key_norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM
+        )
+    key_side = (
+        key_pages_ptr,
+        key_page_stride,
+        head * key_head_stride,
+        key_slot_stride,
+        key_scales_ptr,
+        key_scale_page_stride,
+        head * key_scale_head_stride,
     )
-    tl.store(value_slots[:, None] + dims[None, :], value.to(value_pages_ptr.dtype.element_ty), mask=mask)
+    store_row(first, second, key_side, pages, offsets, dims, stored, mask, QUANTISED, LARGEST, IS_INTEGER, HALF)
+
+    value = (value_ptr + tokens * value_token_stride + head * value_row_stride)[:, None] + dims[None, :]
+    first = tl.load(value, mask=mask, other=0.0)
+    second = tl.load(value + HALF, mask=mask, other=0.0)
+    value_side = (
+        value_pages_ptr,
+        value_page_stride,
+        head * value_head_stride,
+        value_slot_stride,
+        value_scales_ptr,
+        value_scale_page_stride,
+        head * value_scale_head_stride,
+    )
+    store_row(first, second, value_side, pages, offsets, dims, stored, mask, QUANTISED, LARGEST, IS_INTEGER, HALF)
 
 
-def store_kv(
+def store_kv(key: torch.Tensor, value: torch.Tensor, pages: KVPages, slot_mapping: torch.Tensor) -> None:
+    """Write each token's key and value into its slot; a slot of -1 is skipped. Shapes: see the module."""
+    _launch(None, key, value, pages, slot_mapping, Preparation())
+
+
+def prepare_and_store(
+    query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     pages: KVPages,
     slot_mapping: torch.Tensor,
+    preparation: Preparation,
 ) -> None:
-    """Write each token's key and value into its slot; a slot of -1 is skipped. Shapes: see the module."""
+    """Norm and rotate queries, in place, and keys, on their way into the pages; queries of skipped tokens too."""
+    _launch(query, key, value, pages, slot_mapping, preparation)
+
+
+def _launch(
+    query: torch.Tensor | None,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pages: KVPages,
+    slot_mapping: torch.Tensor,
+    preparation: Preparation,
+) -> None:
     check_scales(pages)
-    key_scales, value_scales, *scale_strides = scale_arguments(pages)
     num_tokens, num_kv_heads, head_dim = key.shape
+    if head_dim % 2:
+        raise ValueError(f"head_dim {head_dim} is odd; rows are held as two halves")
+    if any(tensor is not None and tensor.stride(2) != 1 for tensor in (query, key, value)):
+        raise ValueError("query, key and value need a dense last dimension; call .contiguous() first")
     if num_tokens == 0:
         return
-    store_kv_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), num_kv_heads)](
+    cos, sin = preparation.rotation or (None, None)
+    if cos is not None and sin is not None and cos.stride() != sin.stride():
+        raise ValueError(f"cosines and sines of strides {cos.stride()} and {sin.stride()} need the same layout")
+    num_heads = num_kv_heads + (0 if query is None else query.shape[1])
+    store_kv_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads)](
         key,
         value,
-        pages.key,
-        pages.value,
-        key_scales,
-        value_scales,
+        query,
         slot_mapping,
+        preparation.query_norm,
+        preparation.key_norm,
+        cos,
+        sin,
+        preparation.eps,
         num_tokens,
         key.stride(0),
         key.stride(1),
         value.stride(0),
         value.stride(1),
-        *pages.key.stride()[:3],
-        *pages.value.stride()[:3],
-        *scale_strides,
-        QUANTISED=pages.key_scales is not None,
-        LARGEST=LARGEST_CODE.get(pages.key.dtype, 0.0),
-        IS_INTEGER=pages.key.dtype == torch.int8,
-        BLOCK_SIZE=pages.key.shape[2],
-        HEAD_DIM=head_dim,
-        HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
+        0 if query is None else query.stride(0),
+        0 if query is None else query.stride(1),
+        0 if cos is None else cos.stride(0),
+        **page_arguments(pages),
+        **_code_constants(pages.key.dtype),
+        NUM_KV_HEADS=num_kv_heads,
         BLOCK_TOKENS=BLOCK_TOKENS,
+        num_warps=NUM_WARPS,
         enable_fp_fusion=True,
+    )
+
+
+def _code_constants(pages_dtype: torch.dtype) -> dict[str, Any]:
+    return {"LARGEST": LARGEST_CODE.get(pages_dtype, 0.0), "IS_INTEGER": pages_dtype == torch.int8}
+
+
+def variants() -> list[Variant]:
+    """Every case that differs here, alone and, by turns, with rotary embedding and with norms too."""
+    cases = {(case.head_dim, case.dtype, case.pages_dtype): case for case in CASES}
+    listed = []
+    for index, case in enumerate(cases.values()):
+        listed.append(_variant(case, has_norms=False, has_rotation=False))
+        listed.append(_variant(case, has_norms=index % 2 == 0, has_rotation=True))
+    return listed
+
+
+def _variant(case: AttentionCase, *, has_norms: bool, has_rotation: bool) -> Variant:
+    rows = pointer(case.dtype)
+    dtypes = "/".join(str(dtype).removeprefix("torch.") for dtype in (case.dtype, case.pages_dtype))
+    preparation = "norm+rotary" if has_norms else "rotary" if has_rotation else "plain"
+    return Variant.of(
+        f"store_kv:{case.head_dim}:{dtypes}:{preparation}",
+        store_kv_kernel,
+        {
+            **page_types(case.pages_dtype),
+            "key_ptr": rows,
+            "value_ptr": rows,
+            "query_ptr": rows if has_rotation else None,
+            "slot_mapping_ptr": "*i64",
+            "query_norm_ptr": "*fp32" if has_norms else None,
+            "key_norm_ptr": "*fp32" if has_norms else None,
+            "cos_ptr": "*fp32" if has_rotation else None,
+            "sin_ptr": "*fp32" if has_rotation else None,
+            "eps": "fp32",
+        },
+        {
+            **page_constants(case.pages_dtype, case.block_size, case.head_dim),
+            **_code_constants(case.pages_dtype),
+            "NUM_KV_HEADS": 8,
+            "BLOCK_TOKENS": BLOCK_TOKENS,
+        },
+        num_warps=NUM_WARPS,
     )

@@ -1,61 +1,55 @@
-"""One tile of keys and values, fetched through a block table and folded into a running softmax.
+"""Rows of queries against a range of positions: the part of attention that decode, prefill and cascade share.
 
-The step that decode and prefill share, after "FlashAttention-2" (Dao, 2023) with the gather of "PagedAttention" (Kwon
-et al., 2023). Rows are (token, query head) pairs that read the same KV head. For each row the state is, in float32,
+After "FlashAttention-2" (Dao, 2023) with the gather of "PagedAttention" (Kwon et al., 2023). Rows are (token, query
+head) pairs that read the same KV head. Keys and values come in tiles of ``TILE`` positions, whatever the page size.
 
-    peak   the largest score so far, in units of log2
-    total  sum of 2 ** (score - peak)
-    mixed  sum of 2 ** (score - peak) * value
+    part    what a row makes of a range of positions: its softmax over them, times the values, normalized
+    lse     the range's weight: log2 of the sum of 2 ** score, with scores in units of log2; -inf for no position
+    merged  parts folded together so far: ``peak`` (the largest lse), ``total`` (sum of 2 ** (lse - peak)) and ``mixed``
+            (the same sum, each term times its part), all float32
+
+An attention sink is one more logit of a query head, with no value: it is folded in as a part of zeros ("Efficient
+Streaming Language Models with Attention Sinks", Xiao et al., 2023; learned, as in gpt-oss).
 
 Numerics: dot products take operands of the query's dtype (float32 ones in full precision, never TF32) and accumulate
-in float32. Launches ask for fused multiply-add by name, since Triton's default for it differs between versions. A key
-a row may not see adds exactly zero, and tiles start at multiples of ``TILE``, so a row's result does not depend on
-which other rows share its program.
-
-Reads the pages of positions ``first <= p < end`` only; entries of the block table outside are not even looked up.
+in float32. Launches say whether products and sums may fuse, since Triton's default for it differs between versions. A
+key that a row may not see adds exactly zero, and tiles start at multiples of ``TILE``, so a row's result does not
+depend on which other rows share its program. Proven in Triton's interpreter; not yet run on a GPU.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.attention import KVPages
-from kernels.quantisation import SCALE_DTYPE, is_quantised
+from kernels.gpu.pages import find_slots, load_rows, load_scales
+
+LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def load_tile(pages_ptr, pages, offsets, dims, resident, page_stride, slot_stride, HEAD_DIM: tl.constexpr):
-    """Gather [TILE, HEAD_DIM_PADDED] from the pages of one KV head; zeros where not resident. ``pages`` is int64."""
-    rows = pages_ptr + pages * page_stride + offsets * slot_stride
-    return tl.load(rows[:, None] + dims[None, :], mask=resident[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+def bend_scores(scores, scale, softcap_log2, HAS_SOFTCAP: tl.constexpr):
+    """Dot products as scores in units of log2; the two factors come from ``score_arguments``."""
+    scores = scores * scale
+    if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1); exact at both ends, where exp is 0 or infinite
+        scores = softcap_log2 * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+    return scores
 
 
 @triton.jit
-def attend_tile(
+def attend_range(
     query,
     row_positions,
-    peak,
-    total,
-    mixed,
-    tile_start,
+    start,
     first,
     end,
-    key_pages_ptr,
-    value_pages_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
+    keys,
+    values,
     table_row_ptr,
-    key_page_stride,
-    key_slot_stride,
-    value_page_stride,
-    value_slot_stride,
-    key_scale_stride,
-    value_scale_stride,
     scale,
     softcap_log2,
     QUANTISED: tl.constexpr,
@@ -65,65 +59,86 @@ def attend_tile(
     HAS_SOFTCAP: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Fold positions ``tile_start : tile_start + TILE`` into ``peak``, ``total`` and ``mixed``; returns the three.
+    """The part [rows, HEAD_DIM_PADDED] and lse [rows] of positions ``max(start, first) : end``.
 
-    ``query`` [rows, HEAD_DIM_PADDED], ``row_positions`` int32 [rows]; page and scale pointers already point at the KV
-    head. The scales of quantised pages are multiplied into scores and weights, never into rows.
-    ``scale`` and ``softcap_log2`` come from ``ScoreScale``. ``WINDOW`` 0 means none.
+    ``query`` [rows, HEAD_DIM_PADDED]; ``row_positions`` int32 [rows], each sees its window up to itself; ``start`` is a
+    multiple of TILE; ``keys`` and ``values`` are sides (``kernels.gpu.pages``). The scales of quantised pages are
+    multiplied into scores and weights, never into rows. ``WINDOW`` 0 means none.
     """
-    positions = tile_start + tl.arange(0, TILE)
+    peak = tl.full([query.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([query.shape[0]], tl.float32)
+    mixed = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
     dims = tl.arange(0, query.shape[1])
-    resident = (positions >= first) & (positions < end)
-    pages = tl.load(table_row_ptr + positions // BLOCK_SIZE, mask=resident, other=0).to(tl.int64)
-    offsets = positions % BLOCK_SIZE
+    for tile_start in range(start, end, TILE):
+        positions = tile_start + tl.arange(0, TILE)
+        resident = (positions >= first) & (positions < end)
+        pages, offsets = find_slots(table_row_ptr, positions, resident, BLOCK_SIZE)
+        key = load_rows(keys, pages, offsets, dims, resident, HEAD_DIM)
+        if QUANTISED:
+            key = key.to(tl.float32)
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        if QUANTISED:
+            scores = scores * load_scales(keys, pages, offsets, resident)[None, :]
+        scores = bend_scores(scores, scale, softcap_log2, HAS_SOFTCAP)
+        visible = resident[None, :] & (positions[None, :] <= row_positions[:, None])
+        if WINDOW > 0:
+            visible = visible & (positions[None, :] > row_positions[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
 
-    key = load_tile(key_pages_ptr, pages, offsets, dims, resident, key_page_stride, key_slot_stride, HEAD_DIM)
-    if QUANTISED:
-        key = key.to(tl.float32)
-    scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-    if QUANTISED:
-        key_scales = tl.load(key_scales_ptr + pages * key_scale_stride + offsets, mask=resident, other=0.0)
-        scores = scores * key_scales[None, :]
-    scores = scores * scale
-    if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1); exact at both ends, where exp is 0 or infinite
-        scores = softcap_log2 * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
-    visible = resident[None, :] & (positions[None, :] <= row_positions[:, None])
-    if WINDOW > 0:
-        visible = visible & (positions[None, :] > row_positions[:, None] - WINDOW)
-    scores = tl.where(visible, scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        # A row that has seen no key yet has a peak of -inf, and -inf - -inf is no number.
+        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weights = tl.exp2(scores - shift[:, None])
+        fade = tl.exp2(peak - shift)
+        total = total * fade + tl.sum(weights, axis=1)
+        value = load_rows(values, pages, offsets, dims, resident, HEAD_DIM)
+        if QUANTISED:
+            value = value.to(tl.float32)
+            weights = weights * load_scales(values, pages, offsets, resident)[None, :]
+        value = value.to(query.dtype)
+        mixed = tl.dot(weights.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
+        peak = new_peak
+    divisor = tl.where(total == 0.0, 1.0, total)  # of rows that see nothing here
+    return mixed / divisor[:, None], peak + tl.log2(divisor)
 
-    new_peak = tl.maximum(peak, tl.max(scores, axis=1))
-    # A row that has seen no key yet has a peak of -inf, and -inf - -inf is no number.
+
+@triton.jit
+def merge_nothing(sinks_ptr, heads, mask, ROWS: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr):
+    """What ``merge_part`` starts from: the sink of each row's head, or nothing. ``heads`` and ``mask`` [ROWS]."""
+    if sinks_ptr is None:
+        peak = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+    else:
+        peak = tl.load(sinks_ptr + heads, mask=mask, other=0.0).to(tl.float32) * 1.4426950408889634
+        total = tl.full([ROWS], 1.0, tl.float32)
+    return peak, total, tl.zeros([ROWS, HEAD_DIM_PADDED], tl.float32)
+
+
+@triton.jit
+def merge_part(peak, total, mixed, part, lse):
+    """Fold one more part into what is merged; returns the three. The same code, and order, wherever parts meet."""
+    new_peak = tl.maximum(peak, lse)
     shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - shift[:, None])
     fade = tl.exp2(peak - shift)
-    value = load_tile(value_pages_ptr, pages, offsets, dims, resident, value_page_stride, value_slot_stride, HEAD_DIM)
-    total = total * fade + tl.sum(weights, axis=1)
-    if QUANTISED:
-        value = value.to(tl.float32)
-        value_scales = tl.load(value_scales_ptr + pages * value_scale_stride + offsets, mask=resident, other=0.0)
-        weights = weights * value_scales[None, :]
-    value = value.to(query.dtype)
-    mixed = tl.dot(weights.to(value.dtype), value, mixed * fade[:, None], input_precision="ieee")
-    return new_peak, total, mixed
+    weight = tl.exp2(lse - shift)
+    return new_peak, total * fade + weight, mixed * fade[:, None] + part * weight[:, None]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreScale:
-    """Two factors that turn a dot product into a score in units of log2, so that kernels need exp2 only.
+@triton.jit
+def merged_rows(total, mixed):
+    """The attention of what was merged; zeros for a row without any position."""
+    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+def score_arguments(scale: float, softcap: float | None) -> dict[str, Any]:
+    """The factors of ``bend_scores``, which bring scores to units of log2 so that kernels need exp2 only.
 
     Without a softcap: score = ``scale`` * dot. With one: score = ``softcap_log2`` * tanh, where ``scale`` * dot is the
     exponent, in log2, of the exp(2 x) inside tanh.
     """
-
-    scale: float
-    softcap_log2: float
-
-    @classmethod
-    def of(cls, scale: float, softcap: float | None) -> ScoreScale:
-        if softcap is None:
-            return cls(scale * math.log2(math.e), 0.0)
-        return cls(2.0 * scale / softcap * math.log2(math.e), softcap * math.log2(math.e))
+    if softcap is None:
+        return {"scale": scale * LOG2_E, "softcap_log2": 0.0, "HAS_SOFTCAP": False}
+    return {"scale": 2.0 * scale / softcap * LOG2_E, "softcap_log2": softcap * LOG2_E, "HAS_SOFTCAP": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,47 +150,7 @@ class TileShape:
     num_warps: int
     num_stages: int
 
-
-def padded_head_dim(head_dim: int) -> int:
-    """The power of two that holds ``head_dim``; the rest is masked."""
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def scale_arguments(pages: KVPages) -> tuple[torch.Tensor, torch.Tensor, int, int, int, int]:
-    """Key and value scales, then the strides of each from page to page and from head to head.
-
-    For pages without scales, tensors that kernels are never to look at.
-    """
-    keys, values = pages.key_scales, pages.value_scales
-    if keys is None or values is None:
-        return pages.key, pages.value, 0, 0, 0, 0
-    return keys, values, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1)
-
-
-def check_scales(pages: KVPages) -> None:
-    """Raise ``ValueError`` unless quantised pages, and they alone, come with float32 scales of the right shape."""
-    for stored, scales in ((pages.key, pages.key_scales), (pages.value, pages.value_scales)):
-        if is_quantised(stored.dtype) != (scales is not None):
-            raise ValueError(f"{stored.dtype} pages {'need' if scales is None else 'take no'} scales")
-        if scales is not None and (
-            scales.shape != stored.shape[:3] or scales.dtype != SCALE_DTYPE or scales.stride(2) != 1
-        ):
-            raise ValueError(
-                f"scales {tuple(scales.shape)} {scales.dtype} of pages {tuple(stored.shape)} must be float32 "
-                "[pages, kv_heads, block_size] with a dense last dimension"
-            )
-
-
-def check_shapes(query: torch.Tensor, pages: KVPages) -> None:
-    """Raise ``ValueError`` where the kernels would read the wrong memory instead of failing."""
-    key_pages, value_pages = pages.key, pages.value
-    if query.shape[1] % key_pages.shape[1]:
-        raise ValueError(f"{query.shape[1]} query heads do not divide among {key_pages.shape[1]} KV heads")
-    if query.shape[2] != key_pages.shape[3] or key_pages.shape != value_pages.shape:
-        raise ValueError(
-            f"query {tuple(query.shape)}, key pages {tuple(key_pages.shape)} and value pages "
-            f"{tuple(value_pages.shape)} do not agree on heads and head_dim"
-        )
-    if query.stride(2) != 1 or key_pages.stride(3) != 1 or value_pages.stride(3) != 1:
-        raise ValueError("query and pages need a dense last dimension; call .contiguous() first")
-    check_scales(pages)
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}

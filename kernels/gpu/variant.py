@@ -50,24 +50,28 @@ class Variant:
         cls,
         name: str,
         kernel: Any,
-        types: Mapping[str, str],
+        types: Mapping[str, str | None],
         constexprs: Mapping[str, Any],
         *,
         num_warps: int = 4,
         num_stages: int = 3,
     ) -> Variant:
-        """The variant whose arguments have ``types``; integers need not be named. ValueError for a name too many."""
+        """The variant whose arguments have ``types``: None for a pointer left out, nothing for an int32.
+
+        Raises ValueError for an argument that the kernel does not have, and for a pointer or constant left open.
+        """
         unknown = (types.keys() | constexprs.keys()) - set(kernel.arg_names)
-        unnamed = {arg for arg in kernel.arg_names if arg.endswith("_ptr")} - types.keys() - constexprs.keys()
+        constants = {arg for arg, kind in kernel.fn.__annotations__.items() if "constexpr" in str(kind)}
+        pointers = {arg for arg in kernel.arg_names if arg.endswith("_ptr")}
+        unnamed = (constants - constexprs.keys()) | (pointers - constexprs.keys() - types.keys())
         if unknown or unnamed:
-            raise ValueError(
-                f"{name}: arguments {sorted(unknown)} do not exist, pointers {sorted(unnamed)} lack a type"
-            )
+            raise ValueError(f"{name}: no arguments {sorted(unknown)}; nothing given for {sorted(unnamed)}")
+        constexprs = {**constexprs, **{argument: None for argument, kind in types.items() if kind is None}}
         signature = {
-            argument: "constexpr" if argument in constexprs else types.get(argument, "i32")
+            argument: "constexpr" if argument in constexprs else types.get(argument) or "i32"
             for argument in kernel.arg_names
         }
-        return cls(name, kernel, signature, dict(constexprs), num_warps, num_stages)
+        return cls(name, kernel, signature, constexprs, num_warps, num_stages)
 
     @property
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:

@@ -1,11 +1,9 @@
-"""Compile the attention kernels for GPUs that need not be there, and print what they cost as JSON lines.
+"""Compile kernels for GPUs that need not be there, and print what they cost as JSON lines.
 
-A program, not a test: ``test_compile.py`` runs it in a process without ``TRITON_INTERPRET``. Each line is a ``Cost``.
+A program, not a test: ``test_compile.py`` runs it in a process without ``TRITON_INTERPRET``. Each argument names one of
+the modules' ``variants()`` and an architecture; each line is a ``Cost``.
 
-    python tests/kernels/gpu/compile_kernels.py decode:128:bfloat16:sm_90:full prefill:128:bfloat16:sm_80:plain
-
-``full`` has a window, a softcap, four query heads to a KV head and splits; ``plain`` has none of them. The dtype may
-name that of the pages too: ``bfloat16/int8``.
+    python tests/kernels/gpu/compile_kernels.py decode:128:g4:bfloat16/bfloat16:plain@sm_90
 """
 
 from __future__ import annotations
@@ -16,35 +14,16 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.gpu.decode import decode_kernel, decode_tile_shape
-from kernels.gpu.prefill import prefill_kernel, prefill_tile_shape
-from kernels.gpu.reduce import merge_splits_kernel
-from kernels.gpu.splits import SplitLimits
-from kernels.gpu.store_kv import BLOCK_TOKENS, store_kv_kernel
-from kernels.gpu.tile import TileShape, padded_head_dim
-from kernels.quantisation import LARGEST_CODE, is_quantised
+from kernels.gpu import cascade, decode, prefill, reduce, store_kv
+from kernels.gpu.variant import Variant
 
-NUM_KV_HEADS = 8
-BLOCK_SIZE = 16
-# Written every step by the runner, so their values must not choose a variant of the kernel.
-UNSPECIALIZED = {"num_seqs", "num_tokens", "num_splits", "table_stride", "min_query_len"}
-INT32_POINTERS = {"query_start_loc_ptr", "seq_lens_ptr", "block_table_ptr"}
-FLOAT32_POINTERS = {"partial_ptr", "partial_lse_ptr"}
-PAGE_POINTERS = {"key_pages_ptr", "value_pages_ptr"}
-SCALE_POINTERS = {"key_scales_ptr", "value_scales_ptr"}
-TRITON_DTYPES = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int8: "i8",
-    torch.float8_e4m3fn: "fp8e4nv",
+VARIANTS = {
+    variant.name: variant for module in (store_kv, decode, reduce, prefill, cascade) for variant in module.variants()
 }
 
 
@@ -59,70 +38,13 @@ class Cost:
     instructions: str
 
 
-def constants(
-    kernel: str, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype, variant: str
-) -> tuple[Any, dict[str, Any], TileShape | None]:
-    is_full = variant == "full"
-    window, group = (1024, 4) if is_full else (0, 1)
-    common = {"HEAD_DIM": head_dim, "HEAD_DIM_PADDED": padded_head_dim(head_dim)}
-    limits = SplitLimits.of(NUM_KV_HEADS)
-    division = {"MIN_TILES": limits.min_tiles, "MAX_SPLITS": limits.max_splits}
-    quantised = {"QUANTISED": is_quantised(pages_dtype)}
-    attention = (
-        common | quantised | {"GROUP": group, "BLOCK_SIZE": BLOCK_SIZE, "WINDOW": window, "HAS_SOFTCAP": is_full}
-    )
-    if kernel == "store_kv":
-        codes = {"LARGEST": LARGEST_CODE.get(pages_dtype, 0.0), "IS_INTEGER": pages_dtype == torch.int8}
-        pages = {"BLOCK_SIZE": BLOCK_SIZE, "BLOCK_TOKENS": BLOCK_TOKENS}
-        return store_kv_kernel, common | quantised | codes | pages, None
-    if kernel == "reduce":
-        return merge_splits_kernel, common | division | {"WINDOW": window, "TILE": 64}, TileShape(1, 64, 1, 2)
-    if kernel == "decode":
-        tile = decode_tile_shape(group, head_dim, dtype, pages_dtype)
-        chosen = {"ROWS": tile.rows, "TILE": tile.keys, "IS_SPLIT": is_full}
-        return decode_kernel, attention | division | chosen, tile
-    tile = prefill_tile_shape(group, head_dim, dtype, pages_dtype)
-    return prefill_kernel, attention | {"ROWS": tile.rows, "TILE": tile.keys}, tile
-
-
-def signature(
-    kernel: Any, constant: dict[str, Any], dtype: torch.dtype, pages_dtype: torch.dtype
-) -> tuple[dict[str, str], dict[Any, Any]]:
-    """Argument types, and which arguments are multiples of 16: pointers and strides, as in a real pool."""
-    types: dict[str, str] = {}
-    multiples: dict[Any, Any] = {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constant:
-            types[name] = "constexpr"
-            continue
-        if name.endswith("_ptr"):
-            types[name] = (
-                "*i32" if name in INT32_POINTERS
-                else "*i64" if name == "slot_mapping_ptr"
-                else "*fp32" if name in FLOAT32_POINTERS
-                else f"*{TRITON_DTYPES[pages_dtype]}" if name in PAGE_POINTERS
-                else f"*{'fp32' if is_quantised(pages_dtype) else TRITON_DTYPES[dtype]}" if name in SCALE_POINTERS
-                else f"*{TRITON_DTYPES[dtype]}"
-            )  # fmt: skip
-        else:
-            types[name] = "fp32" if name in {"scale", "softcap_log2"} else "i32"
-        if types[name] != "fp32" and name not in UNSPECIALIZED:
-            multiples[(index,)] = [["tt.divisibility", 16]]
-    return types, multiples
-
-
-def compile_kernel(name: str) -> Cost:
-    kernel_name, head_dim, dtype_name, architecture, variant = name.split(":")
-    dtype, pages_dtype = (getattr(torch, part) for part in (dtype_name.split("/") * 2)[:2])
-    kernel, constant, tile = constants(kernel_name, int(head_dim), dtype, pages_dtype, variant)
-    types, multiples = signature(kernel, constant, dtype, pages_dtype)
+def compile_variant(name: str, variant: Variant, architecture: str) -> Cost:
     is_cuda = architecture.startswith("sm_")
     target = GPUTarget("cuda", int(architecture[3:]), 32) if is_cuda else GPUTarget("hip", architecture, 64)
-    options = {"enable_fp_fusion": True}
-    if tile is not None:
-        options |= {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    source = ASTSource(fn=kernel, signature=types, constexprs=constant, attrs=multiples)
-    compiled = triton.compile(source, target=target, options=options)
+    source = ASTSource(
+        fn=variant.kernel, signature=variant.signature, constexprs=variant.constexprs, attrs=variant.attributes
+    )
+    compiled = triton.compile(source, target=target, options=variant.options)
     if not is_cuda:
         text = compiled.asm["amdgcn"]
         spills = re.search(r"\.vgpr_spill_count:\s*(\d+)", text)
@@ -158,4 +80,5 @@ def assemble(ptx: str, architecture: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     for requested in sys.argv[1:]:
-        print(json.dumps(asdict(compile_kernel(requested))), flush=True)
+        name, architecture = requested.split("@")
+        print(json.dumps(asdict(compile_variant(requested, VARIANTS[name], architecture))), flush=True)
