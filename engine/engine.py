@@ -1,6 +1,6 @@
 """Engine: the step loop's body, in one process.
 
-    submit / abort -> scheduler.schedule() -> runner.execute() -> scheduler.update() -> one StepOutput
+    submit / abort -> scheduler.schedule() -> runner.launch() -> scheduler.update() -> one StepOutput
 
 With an executor that overlaps, step N + 1 is scheduled, and submitted, while step N runs:
 
@@ -33,9 +33,9 @@ from engine.messages import (
     StepOutput,
 )
 from engine.reports import request_explanation, request_ledger, scheduler_stats
-from engine.runner import DrawnToken, Runner
 from engine.sampler import child_seed
 from engine.step_executor import InlineExecutor, StepExecutor
+from engine.step_result import StepResult, StepRunner
 from scheduler.batch import ScheduledBatch
 from scheduler.output import TokenOutput
 from scheduler.refusal import NeverFits, Refusal
@@ -52,10 +52,10 @@ class EngineBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was submitted; its result is the drawn tokens, and the seconds it ran."""
+    """A step that was submitted."""
 
     batch: ScheduledBatch
-    result: Future[tuple[dict[str, DrawnToken], float]]
+    result: Future[StepResult]
 
 
 class Engine:
@@ -64,7 +64,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: StepRunner,
         *,
         eos_token_ids: frozenset[int],
         page_bytes: int,
@@ -167,18 +167,12 @@ class Engine:
         sampling = {
             name: self._sampling[name] for share in batch.requests if share.samples for name in share.sequence_ids
         }
-        return _Step(batch, self._executor.submit(self._execute, batch, sampling))
-
-    def _execute(
-        self, batch: ScheduledBatch, sampling: dict[str, SamplingParams]
-    ) -> tuple[dict[str, DrawnToken], float]:
-        started = time.perf_counter()
-        drawn = self.runner.execute(batch, sampling)
-        return drawn, time.perf_counter() - started
+        return _Step(batch, self._executor.submit(self.runner.launch, batch, sampling))
 
     def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
-            drawn, seconds = step.result.result()
+            result = step.result.result()
+            drawn = result.tokens()
         except Exception as error:
             traceback.print_exception(error)
             self._failed_steps += 1
@@ -192,7 +186,7 @@ class Engine:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
             return [_failed(name, failure) for name in ended]
         self._failed_steps = 0
-        self.scheduler.outlook.step_time.observe(step.batch.num_tokens, seconds)
+        self.scheduler.outlook.step_time.observe(step.batch.num_tokens, result.seconds)
         outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()})
         return [self._delta(output, drawn[output.request.request_id].logprob) for output in outputs]
 

@@ -1,8 +1,8 @@
 """InputBatch: a ScheduledBatch of ids and ints, turned into the tensors of one step.
 
-Keeps one row per running request in persistent block tables, into which each share writes only the blocks that it
-brings, so that a step's cost does not grow with the length of the contexts. Rows hold stale ids for blocks that slid
-out of a window; the kernels never look there.
+Gives every running request a row of the block tables and lays the step's tokens out one request after the other. Null
+sequences may follow, which fill a step up to a size: one token, no history, no slot (slot -1, length 0). They store
+nothing, and what is computed for them is nobody's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import numpy as np
 import torch
 
 from block_manager.groups import LayerGroup
+from engine.block_tables import Array, BlockTables
+from engine.step_buffers import StepBuffers, StepSections, StepShape, TableChanges
 from kernels.attention import AttentionMetadata
 from scheduler.batch import ScheduledBatch, ScheduledRequest
+
+NULL_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What the model needs: int64 ``token_ids`` and ``positions`` [num_tokens], int64 ``logits_rows`` [num_samples].
+    """What the model needs: int64 ``token_ids`` and ``positions`` [num_tokens], int64 ``logits_rows`` [num_draws].
 
-    ``metadata[group][column]`` is the layout for the layers of that column.
+    ``metadata[group][column]`` is the layout for the layers of that column. All of it is valid until the next step is
+    prepared.
     """
 
     token_ids: torch.Tensor
@@ -31,8 +36,22 @@ class StepTensors:
     metadata: tuple[tuple[AttentionMetadata, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FilledStep:
+    """A step that was written to the host's buffers, and its largest lengths, which kernels take as plain ints."""
+
+    shape: StepShape
+    host: StepSections[Array]
+    max_query_len: int
+    max_seq_len: int
+
+
 class InputBatch:
-    """Block tables of up to ``max_num_seqs`` requests of up to ``max_model_len`` tokens."""
+    """Steps of up to ``max_num_seqs`` requests of up to ``max_model_len`` tokens.
+
+    ``min_rows``: null sequences and repeated draws fill up any step, and any draw, of fewer rows. ``buffers``: those
+    that send to a device with a memory of its own; without, all tensors are the host's.
+    """
 
     def __init__(
         self,
@@ -41,80 +60,142 @@ class InputBatch:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        *,
+        min_rows: int = 1,
+        buffers: StepBuffers | None = None,
     ) -> None:
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._device = device
-        self._max_blocks = -(-max_model_len // block_size)
-        # [column, row, block]: a column's table is then contiguous per row
-        self._tables = [
-            np.zeros((group.pages_per_block, max_num_seqs, self._max_blocks), dtype=np.int32) for group in self._groups
-        ]
+        self._min_rows = min_rows
+        self.max_model_len = max_model_len
+        num_blocks = -(-max_model_len // block_size)
+        self._tables = BlockTables(groups, max_num_seqs, num_blocks, None if buffers is None else device)
+        self._buffers = buffers or StepBuffers(self._tables.num_columns)
         self._row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def prepare(self, batch: ScheduledBatch) -> StepTensors:
-        """Bring the tables up to date and lay the step's tokens out one request after the other."""
+        """Bring the tables up to date and lay out the step; one row of logits for every sequence that draws."""
+        step = self.fill(batch)
+        self.send(step)
+        return self.tensors(step.shape, step.max_query_len, step.max_seq_len)
+
+    def fill(self, batch: ScheduledBatch, num_seqs: int = 0) -> FilledStep:
+        """Write the step to the host's buffers, with null sequences and draws up to ``num_seqs`` of either."""
         for request_id in batch.released:
             row = self._row_of.pop(request_id, None)
             if row is not None:
                 self._free_rows.append(row)
-        rows = np.array([self._update_row(request) for request in batch.requests], dtype=np.int64)
-        counts = np.array([request.num_tokens for request in batch.requests], dtype=np.int64)
-        computed = np.array([request.num_computed_tokens for request in batch.requests], dtype=np.int64)
-        query_start_loc = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        seq_lens = (computed + counts).astype(np.int32)
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(counts.sum()) - np.repeat(query_start_loc[:-1].astype(np.int64) - computed, counts)
-        token_ids = np.fromiter(
-            (token for request in batch.requests for token in request.token_ids), dtype=np.int64, count=len(positions)
+        requests = batch.requests
+        rows = [self._update_row(request) for request in requests]
+        counts = [len(request.token_ids) for request in requests]
+        drawing = [row for row, request in enumerate(requests) if request.samples for _ in request.sequence_ids]
+        num_tokens, num_real, num_draws = sum(counts), len(requests), len(drawing)
+        padding = max(num_seqs - num_real, self._min_rows - num_tokens, 0)
+        shape = StepShape(
+            num_tokens + padding,
+            num_real + padding,
+            max(num_seqs, num_draws, self._min_rows) if drawing else num_seqs,
         )
-        samples = np.array([request.samples for request in batch.requests], dtype=bool)
+
+        host = self._buffers.host(shape)
+        host.token_ids[:num_tokens] = (
+            [request.token_ids[0] for request in requests]
+            if num_tokens == num_real
+            else [token for request in requests for token in request.token_ids]
+        )
+        host.table_rows[:num_real] = rows
+        starts = host.query_start_loc
+        starts[0] = 0
+        starts[1 : num_real + 1] = counts
+        np.cumsum(starts[: num_real + 1], out=starts[: num_real + 1])
+        computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int64)
+        np.add(computed, counts, out=host.seq_lens[:num_real], casting="unsafe")
+        positions, token_rows = host.positions[:num_tokens], host.table_rows[:num_real]
+        if num_tokens == num_real:
+            positions[:] = computed
+        else:
+            positions[:] = np.arange(num_tokens)
+            positions -= np.repeat(starts[:num_real] - computed, counts)
+            token_rows = np.repeat(token_rows, counts)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        slots = host.slots[:, :num_tokens]
+        np.multiply(self._tables.lookup(token_rows, blocks), self._block_size, out=slots, dtype=np.int64)
+        slots += offsets
+        host.logits_rows[:num_draws] = starts[1:][drawing] - 1
+        _pad(host, num_tokens, num_real, num_draws)
+        return FilledStep(shape, host, max(counts, default=1), int(host.seq_lens.max(initial=0)))
+
+    def fill_null(self, shape: StepShape) -> FilledStep:
+        """A step of null sequences alone, the first of which takes all tokens that the others leave, at full length."""
+        host = self._buffers.host(shape)
+        host.query_start_loc[0] = 0
+        _pad(host, 0, 0, 0)
+        host.query_start_loc[1:] += shape.num_tokens - shape.num_seqs
+        return FilledStep(shape, host, shape.num_tokens - shape.num_seqs + 1, self.max_model_len)
+
+    def send(self, step: FilledStep) -> None:
+        """Bring the device up to date with what was filled: the step's own numbers and what changed in the tables.
+
+        One copy, but where a step brings more new blocks than the buffers hold: those go before it.
+        """
+        changes = self._tables.take_changes()
+        if changes is not None and len(changes.indices) > self._buffers.num_changes:
+            self._tables.apply(
+                TableChanges(
+                    *(torch.from_numpy(part).to(self._tables.device) for part in (changes.indices, changes.values))
+                )
+            )
+            changes = None
+        sent = self._buffers.send(step.shape, changes)
+        if sent is not None:
+            self._tables.apply(sent)
+
+    def sections(self, shape: StepShape) -> StepSections[torch.Tensor]:
+        """The device's view of a step of this shape."""
+        return self._buffers.device(shape)
+
+    def tensors(self, shape: StepShape, max_query_len: int, max_seq_len: int) -> StepTensors:
+        """The tensors of the step that was sent last, which had this shape."""
+        device = self._buffers.device(shape)
+        block_tables = self._tables.of_rows(device.table_rows, -(-max_seq_len // self._block_size))
+
+        def metadata(column: int) -> AttentionMetadata:
+            return AttentionMetadata(
+                query_start_loc=device.query_start_loc,
+                seq_lens=device.seq_lens,
+                block_table=block_tables[column],
+                slot_mapping=device.slots[column],
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            )
+
         return StepTensors(
-            token_ids=self._tensor(token_ids),
-            positions=self._tensor(positions),
-            logits_rows=self._tensor(query_start_loc[1:][samples].astype(np.int64) - 1),
-            metadata=self._metadata(rows, token_rows, positions, query_start_loc, seq_lens, counts),
+            token_ids=device.token_ids,
+            positions=device.positions,
+            logits_rows=device.logits_rows,
+            metadata=tuple(
+                tuple(metadata(self._tables.column(index, number)) for number in range(group.pages_per_block))
+                for index, group in enumerate(self._groups)
+            ),
         )
 
     def _update_row(self, request: ScheduledRequest) -> int:
         row = self._row_of.get(request.request_id)
         if row is None:
             row = self._row_of[request.request_id] = self._free_rows.pop()
-        start, pages = request.new_blocks
-        for table, blocks in zip(self._tables, pages, strict=bool(pages)):
-            table[:, row, start : start + len(blocks)] = np.array(blocks, dtype=np.int32).T
+        if request.new_blocks.pages:
+            self._tables.write(row, request.new_blocks)
         return row
 
-    def _metadata(
-        self,
-        rows: np.ndarray,
-        token_rows: np.ndarray,
-        positions: np.ndarray,
-        query_start_loc: np.ndarray,
-        seq_lens: np.ndarray,
-        counts: np.ndarray,
-    ) -> tuple[tuple[AttentionMetadata, ...], ...]:
-        starts, lens = self._tensor(query_start_loc), self._tensor(seq_lens)
-        longest = int(seq_lens.max(initial=0))
-        width = -(-longest // self._block_size)
-        blocks, offsets = np.divmod(positions, self._block_size)
-        return tuple(
-            tuple(
-                AttentionMetadata(
-                    query_start_loc=starts,
-                    seq_lens=lens,
-                    block_table=self._tensor(table[rows, :width]),
-                    slot_mapping=self._tensor(table[token_rows, blocks].astype(np.int64) * self._block_size + offsets),
-                    max_query_len=int(counts.max(initial=0)),
-                    max_seq_len=longest,
-                )
-                for table in tables
-            )
-            for tables in self._tables
-        )
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
+def _pad(host: StepSections[Array], num_tokens: int, num_seqs: int, num_draws: int) -> None:
+    """Null sequences of one token after the real ones; the draws that are left repeat the first row."""
+    if len(host.token_ids) > num_tokens:
+        host.token_ids[num_tokens:] = 0
+        host.positions[num_tokens:] = 0
+        host.slots[:, num_tokens:] = NULL_SLOT
+        host.seq_lens[num_seqs:] = 0
+        host.table_rows[num_seqs:] = 0
+        host.query_start_loc[num_seqs + 1 :] = np.arange(num_tokens + 1, num_tokens + 1 + len(host.seq_lens) - num_seqs)
+    host.logits_rows[num_draws:] = 0

@@ -1,6 +1,6 @@
-"""Where steps run: on the calling thread, or on one of their own while the next step is scheduled.
+"""Where steps are launched: on the calling thread, or on one of their own while the next step is scheduled.
 
-Both run steps in the order they were submitted, one at a time, so that a step finds the pages and the tokens of the
+All launch steps in the order they were submitted, one at a time, so that a step finds the pages and the tokens of the
 ones before it.
 """
 
@@ -34,6 +34,12 @@ class InlineExecutor:
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class QueueExecutor(InlineExecutor):
+    """Runs calls at once, which return while a device still works on what they queued."""
+
+    overlaps = True
 
 
 class ThreadExecutor:

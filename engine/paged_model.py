@@ -1,0 +1,51 @@
+"""PagedModel: a model and the pages it computes over, put together layer by layer.
+
+Owns which page tensors belong to which layer, and moves pages when the block manager says so. Knows nothing of
+requests or of drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from block_manager.kv_cache import KVCache
+from block_manager.transfers import Transfer, TransferKind
+from engine.input_batch import StepTensors
+from kernels.attention import KVPages, PagedLayer
+from models.model import CausalLM
+
+
+class PagedModel:
+    """``model`` over ``kv_cache``; ``host_cache`` takes pages that are moved out."""
+
+    def __init__(self, model: CausalLM, kv_cache: KVCache, host_cache: KVCache | None = None) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._host_cache = host_cache
+        pages = [KVPages(*kv_cache.slot_tensors(slot)) for slot in range(len(kv_cache.key_pages))]
+        places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
+        self._layers = [(pages[slot], group, column) for group, column, slot in places]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.spec.vocab_size
+
+    @torch.inference_mode()
+    def logits(self, step: StepTensors) -> torch.Tensor:
+        """Float32 logits [num_draws, vocab]; stores the step's keys and values."""
+        layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
+        return self._model.forward(step.token_ids, step.positions, layers, step.logits_rows)
+
+    def move_pages(self, transfers: Sequence[Transfer]) -> None:
+        """Carry out what the block manager decided, in its order."""
+        for transfer in transfers:
+            if transfer.kind is TransferKind.COPY:
+                self._kv_cache.copy(transfer.sources, transfer.targets)
+            elif self._host_cache is None:
+                raise RuntimeError("a page was to move to or from the host, but there is no host memory for pages")
+            elif transfer.kind is TransferKind.OUT:
+                self._host_cache.copy_from(self._kv_cache, transfer.sources, transfer.targets)
+            else:
+                self._kv_cache.copy_from(self._host_cache, transfer.sources, transfer.targets)

@@ -1,0 +1,51 @@
+"""StepResult: what a launched step yields once it is over.
+
+Knows neither how steps run nor who asked. A step that ran where it was launched is a `FinishedStep`; one that a device
+still works on is the runner's own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.messages import SamplingParams
+from scheduler.batch import ScheduledBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """A token, and its log probability where the request asked for it, else 0."""
+
+    token_id: int
+    logprob: float
+
+
+class StepResult(Protocol):
+    """A step that was launched; `tokens` first, then ``seconds``."""
+
+    def tokens(self) -> dict[str, DrawnToken]:
+        """Wait for the next token of each sequence that draws one. Raises what the step raised."""
+
+    @property
+    def seconds(self) -> float:
+        """Time the step took where it ran."""
+
+
+class StepRunner(Protocol):
+    """Runs steps in the order they are launched."""
+
+    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> StepResult:
+        """Begin the step, and end it too where it runs at once. Seeds of ``sampling`` must be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A step that was over when its launch returned."""
+
+    drawn: dict[str, DrawnToken]
+    seconds: float
+
+    def tokens(self) -> dict[str, DrawnToken]:
+        return self.drawn
