@@ -42,6 +42,17 @@ def test_only_tenants_that_waited_all_the_window_are_compared() -> None:
     assert fairness.index_while_waiting == pytest.approx(40**2 / (2 * (30**2 + 10**2)))
 
 
+def test_a_window_counts_what_it_brought_by_weight() -> None:
+    fairness = Fairness({"heavy": 3.0})
+    heavy, light = fairness.arrived("heavy"), fairness.arrived("light")
+    heavy.service = 1000.0
+    fairness.end_window()
+    heavy.service, light.service = 1300.0, 100.0
+    fairness.end_window()
+
+    assert fairness.index_while_waiting == pytest.approx(1.0)
+
+
 def test_a_window_without_competition_does_not_count() -> None:
     fairness = Fairness({})
     fairness.arrived("first")

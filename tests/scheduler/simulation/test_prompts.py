@@ -30,3 +30,7 @@ def test_prompts_of_other_prefixes_or_of_none_share_nothing() -> None:
 
     assert [num_shared(*pair) for pair in itertools.combinations(prompts, 2)] == [0] * 6
     assert all(STOP_ID not in prompt for prompt in prompts)
+
+
+def test_no_token_of_a_prefix_is_any_requests_own() -> None:
+    assert all(2**31 <= token < 2**32 for token in token_ids(TraceRequest(0.0, 8, 1, 1, "p", 8), 1))

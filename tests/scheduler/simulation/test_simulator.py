@@ -164,12 +164,20 @@ def test_a_fair_policy_serves_tenants_more_evenly_than_the_order_of_arrival(simu
     assert fair.fairness_while_waiting == pytest.approx(1.0, abs=0.001)
 
 
-def test_a_priority_policy_starts_the_important_ones_first(simulate_trace) -> None:
-    trace = [request(0.0, 1, 3), request(0.0, 1, 3, priority=1), request(0.0, 1, 3, priority=0)]
-    report = simulate_trace(trace, max_num_seqs=1, policy="priority", timeout=7.0)
+def test_service_is_what_was_computed_and_twice_what_was_drawn(simulate_trace) -> None:
+    # 4 + 2 * 6 = 8 + 2 * 4; the 6 tokens that the second prompt of "b" finds in the cache are no service
+    trace = [request(0.0, 4, 6, tenant="a"), request(0.0, 8, 4, tenant="b", prefix_id="p", prefix_tokens=8)]
+    again = request(50.0, 8, 1, tenant="b", prefix_id="p", prefix_tokens=8)
 
-    assert report.refusals == {"timeout": 1}
-    assert report.longest_wait == 6.0
+    assert simulate_trace(trace).fairness == pytest.approx(1.0)
+    assert simulate_trace([*trace, again]).fairness == pytest.approx((16 + 20) ** 2 / (2 * (16**2 + 20**2)))
+
+
+def test_a_priority_policy_starts_the_important_ones_first(simulate_trace) -> None:
+    trace = [request(0.0, 1, 3), request(0.0, 1, 5, priority=1), request(0.0, 1, 3, priority=0)]
+
+    assert simulate_trace(trace, max_num_seqs=1, policy="priority").longest_wait == 3 + 3
+    assert simulate_trace(trace, max_num_seqs=1).longest_wait == 3 + 5
 
 
 # ---- the run itself
