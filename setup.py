@@ -15,13 +15,16 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = "kernels/cpu"
+PLAIN = ("attention.cpp", "product.cpp", "weight_layout.cpp")
+PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp")
+HEADERS = ("dispatch.h", "paged_attention.h", "quantised_matrix.h", "simd.h", "tile.h", "weight_layout.h")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall"]
 VARIANTS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DOCTAVO_X86")
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = [*VARIANTS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16"]
+    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16", "-mavx512vnni"]
 
 
 class BuildNativeLibrary(build_ext):
@@ -32,15 +35,16 @@ class BuildNativeLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = self.get_ext_fullpath(ext.name)
-        objects = self._compile("attention.cpp", "dispatch", [])
+        objects = [made for source in PLAIN for made in self._compile(source, "dispatch", [])]
         for variant, flags in VARIANTS.items():
-            objects += self._compile("tile_kernel.cpp", variant, [f"-DOCTAVO_KERNELS=kernels_{variant}", *flags])
+            names = [f"-DOCTAVO_KERNELS=kernels_{variant}", f"-DOCTAVO_PRODUCTS=products_{variant}"]
+            objects += [made for source in PER_VARIANT for made in self._compile(source, variant, [*names, *flags])]
         # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.
         self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s"], target_lang="c++")
 
     def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
         # gcc 12 takes the undefined operands of its own AVX-512 intrinsics for uninitialised variables.
-        options = [*FLAGS, "-Wno-uninitialized", "-Wno-maybe-uninitialized", *flags]
+        options = [*FLAGS, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-psabi", *flags]
         folder = os.path.join(self.build_temp, variant)
         return self.compiler.compile([f"{SOURCE}/{source}"], output_dir=folder, extra_postargs=options)
 
@@ -54,8 +58,8 @@ class PlatformWheel(bdist_wheel):
 
 library = Extension(
     "kernels.cpu.liboctavo_cpu",
-    sources=[f"{SOURCE}/attention.cpp", f"{SOURCE}/tile_kernel.cpp"],
-    depends=[f"{SOURCE}/{header}" for header in ("paged_attention.h", "simd.h", "tile.h")],
+    sources=[f"{SOURCE}/{source}" for source in (*PLAIN, *PER_VARIANT)],
+    depends=[f"{SOURCE}/{header}" for header in HEADERS],
     optional=True,
 )
 

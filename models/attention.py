@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer
-from models.layers import Linear, NamedParameters, Rotation, rms_norm, rotate
+from models.layers import Linear, NamedParameters, RMSNorm, Rotation, rms_norm, rotate
 from models.model import Parameter
 from models.spec import ModelSpec
 
@@ -50,8 +50,9 @@ class Attention:
             else None
         )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        heads = self._qkv(x).view(x.shape[0], -1, self._head_dim)
+    def of_normed(self, x: torch.Tensor, norm: RMSNorm, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
+        """Attention of ``norm(x)``; like ``x`` [num_tokens, hidden_size]."""
+        heads = self._qkv.of_normed(x, norm).view(x.shape[0], -1, self._head_dim)
         rotated, value = heads[:, : self._num_rotated_heads], heads[:, self._num_rotated_heads :]
         if self._qk_norm is not None:
             rotated = rms_norm(rotated, self._qk_norm, self._eps)
@@ -60,6 +61,11 @@ class Attention:
         self._backend.store_kv(key, value, paged.pages, paged.metadata.slot_mapping)
         attended = self._backend.attend(query, paged.pages, paged.metadata, scale=self._scale, window=self._window)
         return self._output(attended.reshape(x.shape[0], -1))
+
+    @property
+    def nbytes(self) -> int:
+        norms = 0 if self._qk_norm is None else self._qk_norm.nbytes
+        return self._qkv.nbytes + self._output.nbytes + norms
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._qkv.parameters(prefix)

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from kernels.attention import PagedLayer
-from models.layers import Embedding, Linear, MatrixProduct, NamedParameters, RMSNorm, Rotary, Rotation
+from models.layers import Embedding, Linear, NamedParameters, RMSNorm, Rotary, Rotation
+from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -23,13 +24,16 @@ class DecoderLayer(Protocol):
 
     def parameters(self, prefix: str) -> NamedParameters: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
 
 class Decoder:
     """A CausalLM of ``make_layer``'s layers. The head is the embedding itself where the spec ties them.
 
-    A tied table is looked up by row and multiplied, and no layout serves both: on CPUs the head has a packed copy of
-    the table, two to three times as fast at small batches, at the price of its bytes again (671 MB for Gemma 3 270M in
-    float32, 336 MB in bfloat16).
+    A tied table is looked up by row and multiplied. Kept in quantised form one copy serves both. In floats no layout
+    does: on CPUs the head has a packed copy of the table, two to three times as fast at small batches, at the price of
+    its bytes again (671 MB for Gemma 3 270M in float32, 336 MB in bfloat16).
     """
 
     def __init__(
@@ -56,8 +60,6 @@ class Decoder:
                 ropes.append(layer.rope)
         self._rotaries = [Rotary(rope, spec.head_dim, device=device) for rope in ropes]
         self._rotary_of_layer = [ropes.index(layer.rope) for layer in spec.layers]
-        storages = [parameter.view.untyped_storage() for parameter in self.parameters().values()]
-        self._parameter_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def forward(
         self,
@@ -71,12 +73,17 @@ class Decoder:
         rotations = [rotary(positions) for rotary in self._rotaries]
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
             x = layer(x, rotations[rotary], paged)
-        return self._head(self._norm(x[logits_rows])).float()
+        x = x[logits_rows]
+        if isinstance(self._head, Linear):
+            return self._head.of_normed(x, self._norm).float()
+        if self._head.is_kept:
+            return self._head.of_normed(x, self._norm.weight, self._norm.eps).float()
+        return self._head(self._norm(x)).float()
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""
-        tied = self._head.pack if isinstance(self._head, MatrixProduct) else None
-        named = dict(self._embedding.parameters("model.embed_tokens", when_filled=tied))
+        tied = self._head if isinstance(self._head, MatrixProduct) else None
+        named = dict(self._embedding.parameters("model.embed_tokens", tied))
         for index, layer in enumerate(self._layers):
             named.update(layer.parameters(f"model.layers.{index}."))
         named.update(self._norm.parameters("model.norm"))
@@ -85,6 +92,7 @@ class Decoder:
         return named
 
     def weight_bytes(self) -> int:
-        """See ``models.model.CausalLM.weight_bytes``. Packing keeps sizes; of a tied table it makes a copy."""
-        copied = isinstance(self._head, MatrixProduct) and self._head.is_packed
-        return self._parameter_bytes + (self._embedding.weight.nbytes if copied else 0)
+        """See ``models.model.CausalLM.weight_bytes``. A tied table counts twice where it was copied to be packed."""
+        has_own = isinstance(self._head, Linear) or self._head.is_packed
+        parts = [self._embedding.nbytes, self._norm.weight.nbytes, self._head.nbytes if has_own else 0]
+        return sum(parts) + sum(layer.nbytes for layer in self._layers)

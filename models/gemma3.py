@@ -28,8 +28,12 @@ class Gemma3Layer:
         self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        x = x + self._post_attention_norm(self._attention(self._input_norm(x), rotation, paged))
-        return x + self._post_mlp_norm(self._mlp(self._pre_mlp_norm(x)))
+        x = x + self._post_attention_norm(self._attention.of_normed(x, self._input_norm, rotation, paged))
+        return x + self._post_mlp_norm(self._mlp.of_normed(x, self._pre_mlp_norm))
+
+    @property
+    def nbytes(self) -> int:
+        return self._attention.nbytes + self._mlp.nbytes + 4 * self._input_norm.weight.nbytes
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._input_norm.parameters(f"{prefix}input_layernorm")

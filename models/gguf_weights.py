@@ -14,6 +14,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from kernels.cpu.quantised_matrix import PANEL_ROWS
 from models.errors import CheckpointError
 from models.gguf_file import GGUFTensor
 from models.spec import ModelSpec
@@ -73,8 +74,8 @@ def rows_in_order(tensor: GGUFTensor, name: str, spec: ModelSpec) -> npt.NDArray
 
 
 def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first dimension that hold about `_CHUNK_ELEMENTS` each."""
-    step = max(1, _CHUNK_ELEMENTS // math.prod(shape[1:]))
+    """Slices of the first dimension that hold about `_CHUNK_ELEMENTS` each, and begin at whole panels."""
+    step = max(1, _CHUNK_ELEMENTS // math.prod(shape[1:]) // PANEL_ROWS) * PANEL_ROWS
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 

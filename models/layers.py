@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.quantised_matrix import QuantisedMatrix
+from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import RopeSpec
 
@@ -22,55 +25,6 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-
-
-class MatrixProduct:
-    """``x W^T + b`` with a plain weight [rows, in_features], until `pack` makes it faster.
-
-    A packed weight lies in the order in which the inner loop reads it. Measured on two cores of a Zen 4 against
-    ``F.linear``: 1.4 to 4 times as fast at 1 to 32 rows of ``x``, in float32 and in bfloat16.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.weight: torch.Tensor | None = weight
-        self.bias = bias
-        self._packed: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed is not None:
-            return _packed_linear(x, self._packed, self.bias)
-        assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
-
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
-    def pack(self) -> None:
-        """Copy the filled weight into oneDNN's own layout and let go of the plain one.
-
-        Does nothing on other devices, and on CPUs where this build of torch has no packed product for the weight's
-        dtype (float16, mostly) or no memory for the copy: ``F.linear`` then goes on serving the plain weight.
-        """
-        if self.weight is not None and self.weight.device.type == "cpu":
-            self._packed = _packed_weight(self.weight)
-            if self._packed is not None:
-                self.weight = None
-
-
-def _packed_weight(weight: torch.Tensor) -> torch.Tensor | None:
-    """``weight`` as an opaque tensor that only `_packed_linear` reads, proved on a row of zeros, or None."""
-    try:
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-        _packed_linear(weight.new_zeros(1, weight.shape[1]), packed, None)
-    except (AttributeError, RuntimeError):  # no such operation; not for this dtype on this CPU
-        return None
-    return packed
-
-
-def _packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return product
 
 
 class Linear:
@@ -87,22 +41,47 @@ class Linear:
         self._product = MatrixProduct(
             torch.empty(rows, in_features, dtype=dtype, device=device),
             torch.empty(rows, dtype=dtype, device=device) if bias else None,
+            num_parts=len(outputs),
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x)
 
+    def of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """The product of ``norm(x)``."""
+        if self._product.is_kept:
+            return self._product.of_normed(x, norm.weight, norm.eps)
+        return self._product(norm(x))
+
+    def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """The product of ``activation(gate) * up``, for the two halves of ``gate_up``."""
+        if self._product.is_kept:
+            return self._product.of_gated(gate_up, activation)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self._product(_ACTIVATIONS[activation](gate) * up)
+
+    @property
+    def nbytes(self) -> int:
+        return self._product.nbytes
+
     def parameters(self, prefix: str) -> NamedParameters:
-        """The places of each projection; none once they are packed."""
-        weight, bias, pack = self._product.weight, self._product.bias, self._product.pack
+        """The places of each projection; none once they are packed or kept."""
+        product = self._product
+        weight, bias = product.weight, product.bias
         if weight is None:
             return
         start = 0
-        for name, rows in self._outputs.items():
+        for part, (name, rows) in enumerate(self._outputs.items()):
             view = weight[start : start + rows]
-            yield f"{prefix}{name}.weight", Parameter(view, tuple(view.shape), when_filled=pack)
+            yield (
+                f"{prefix}{name}.weight",
+                Parameter(view, tuple(view.shape), when_filled=product.pack, keep=partial(product.keep, part)),
+            )
             if bias is not None:
-                yield f"{prefix}{name}.bias", Parameter(bias[start : start + rows], (rows,), when_filled=pack)
+                yield (
+                    f"{prefix}{name}.bias",
+                    Parameter(bias[start : start + rows], (rows,), when_filled=product.pack),
+                )
             start += rows
 
 
@@ -110,12 +89,12 @@ class RMSNorm:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang and Sennrich, 2019), weight in float32."""
 
     def __init__(self, size: int, eps: float, *, plus_one: bool, device: torch.device) -> None:
-        self._eps = eps
+        self.eps = eps
         self._plus_one = plus_one
         self.weight = torch.empty(size, dtype=torch.float32, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def parameters(self, name: str) -> NamedParameters:
         yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), self._plus_one)
@@ -128,18 +107,55 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Embedding:
-    """Rows of a table, times a scale that is rounded to the table's dtype as Gemma's was in training."""
+    """Rows of a table, times a scale that is rounded to the table's dtype as Gemma's was in training.
 
-    def __init__(self, rows: int, size: int, scale: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, size, dtype=dtype, device=device)
+    With a tied ``head``, the head's product is of the same table: kept in quantised form, there is one copy of it.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        size: int,
+        scale: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.weight: torch.Tensor = torch.empty(rows, size, dtype=dtype, device=device)
+        self._kept: QuantisedMatrix | None = None
         self._scale = torch.tensor(scale, dtype=dtype).item()
+        self._dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        rows = F.embedding(token_ids, self.weight)
+        if self._kept is not None:
+            rows = self._kept.unpack(token_ids).to(self._dtype)
+        else:
+            rows = F.embedding(token_ids, self.weight)
         return rows if self._scale == 1.0 else rows * self._scale
 
-    def parameters(self, name: str, when_filled: Callable[[], None] | None = None) -> NamedParameters:
-        yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), when_filled=when_filled)
+    def keep(self, matrix: QuantisedMatrix) -> None:
+        """Look rows up in ``matrix`` from now on."""
+        self._kept = matrix
+        self.weight = self.weight[:0]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes if self._kept is None else self._kept.nbytes
+
+    def parameters(self, name: str, head: MatrixProduct | None) -> NamedParameters:
+        """The table; where ``head`` is tied to it, the head's as well."""
+
+        def keep(matrix: QuantisedMatrix) -> None:
+            self.keep(matrix)
+            if head is not None:
+                head.keep(0, matrix)
+
+        # without a head of its own the table is told apart from others by its own method
+        when_filled = self._stay if head is None else head.pack
+        yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), when_filled=when_filled, keep=keep)
+
+    def _stay(self) -> None:
+        """A table that nothing multiplies with is looked up as it was filled."""
 
 
 class GatedMLP:
@@ -151,11 +167,15 @@ class GatedMLP:
         outputs = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self._gate_up = Linear(hidden_size, outputs, bias=False, dtype=dtype, device=device)
         self._down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=False, dtype=dtype, device=device)
-        self._activation = _ACTIVATIONS[activation]
+        self._activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+    def of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """The block's output for ``norm(x)``."""
+        return self._down.of_gated(self._gate_up.of_normed(x, norm), self._activation)
+
+    @property
+    def nbytes(self) -> int:
+        return self._gate_up.nbytes + self._down.nbytes
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._gate_up.parameters(prefix)

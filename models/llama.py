@@ -24,8 +24,12 @@ class LlamaLayer:
         self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        x = x + self._attention(self._attention_norm(x), rotation, paged)
-        return x + self._mlp(self._mlp_norm(x))
+        x = x + self._attention.of_normed(x, self._attention_norm, rotation, paged)
+        return x + self._mlp.of_normed(x, self._mlp_norm)
+
+    @property
+    def nbytes(self) -> int:
+        return self._attention.nbytes + self._mlp.nbytes + 2 * self._mlp_norm.weight.nbytes
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._attention_norm.parameters(f"{prefix}input_layernorm")

@@ -23,6 +23,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from kernels.attention import AttentionBackend
+from kernels.cpu.quantised_matrix import QuantisedMatrix
 from models.checkpoint import Checkpoint, CheckpointFormat
 from models.errors import CheckpointError
 from models.gemma3 import build_gemma3
@@ -31,6 +32,7 @@ from models.gguf_weights import dequantized, parameter_name, row_chunks, rows_in
 from models.llama import build_llama
 from models.model import CausalLM, Parameter
 from models.spec import ModelSpec
+from models.weight_forms import WeightForms
 
 Progress = Callable[[int, int], None]
 
@@ -45,14 +47,19 @@ def load_model(
     dtype: torch.dtype,
     backend: AttentionBackend,
     on_progress: Progress | None = None,
+    forms: WeightForms | None = None,
 ) -> CausalLM:
     """Build the model of ``spec`` and fill it from ``checkpoint``.
 
+    Weights of matrix products for which ``forms`` has a kind are kept so; all others become ``dtype``.
     ``on_progress`` hears of stored bytes (done, total). Raises CheckpointError that names the tensor and the file when
     a tensor is missing, unknown, of another shape, or of a type that cannot be read.
     """
     model = _BUILDERS[spec.architecture](spec, backend, dtype=dtype, device=device)
-    places = _Places(model, checkpoint.path)
+    stored = stored_types(checkpoint, spec) if checkpoint.format is CheckpointFormat.GGUF else {}
+    parameters = model.parameters()
+    kept = {} if forms is None else forms.keep(parameters, stored)
+    places = _Places(model, parameters, kept, checkpoint.path, keeps_stored=forms is not None and forms.keeps_stored)
     report = on_progress or (lambda done, total: None)
     if checkpoint.format is CheckpointFormat.GGUF:
         _load_gguf(checkpoint, spec, places, report)
@@ -63,10 +70,20 @@ def load_model(
 
 
 class _Places:
-    """The parameters of a model, each to be claimed once."""
+    """The parameters of a model, each to be claimed once; ``kept`` are the matrices of those that stay quantised."""
 
-    def __init__(self, model: CausalLM, source: Path) -> None:
-        self._left = dict(model.parameters())
+    def __init__(
+        self,
+        model: CausalLM,
+        parameters: Mapping[str, Parameter],
+        kept: Mapping[str, QuantisedMatrix],
+        source: Path,
+        *,
+        keeps_stored: bool,
+    ) -> None:
+        self._left = dict(parameters)
+        self.kept = kept
+        self.keeps_stored = keeps_stored
         self._claimed: set[str] = set()
         self._missing_elements: Counter[Callable[[], None]] = Counter()
         for parameter in self._left.values():
@@ -117,11 +134,15 @@ def _load_safetensors(files: tuple[Path, ...], places: _Places, report: Progress
                 for name in shard.keys():  # noqa: SIM118 - not a mapping
                     values = shard.get_tensor(name)
                     parameter = places.claim(name, tuple(values.shape), file, name)
-                    if parameter is not None:
+                    if parameter is None:
+                        continue
+                    if name in places.kept:
+                        places.kept[name].pack_floats(0, values, torch.get_num_threads())
+                    else:
                         parameter.view.copy_(values)
                         if parameter.plus_one:
                             parameter.view.add_(1.0)
-                        places.filled(parameter, values.numel())
+                    places.filled(parameter, values.numel())
                     done += values.nbytes
                     report(done, total)
         except SafetensorError as error:
@@ -131,16 +152,24 @@ def _load_safetensors(files: tuple[Path, ...], places: _Places, report: Progress
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some stored rows and where their values go: ``view`` of the ``parameter``."""
+    """Some stored rows and where they go: values into ``view`` of the ``parameter``, or into ``kept`` rows as such."""
 
     parameter: Parameter
     view: torch.Tensor
     rows: npt.NDArray[np.uint8]
     quantization: GGMLQuantizationType
+    first_row: int = 0
+    kept: QuantisedMatrix | None = None
+    keeps_stored: bool = False
 
     def place(self) -> int:
-        """Dequantise the rows into their place; returns their stored bytes."""
-        self.view.copy_(dequantized(self.rows, self.quantization))
+        """Put the rows into their place; returns their stored bytes."""
+        if self.kept is None:
+            self.view.copy_(dequantized(self.rows, self.quantization))
+        elif self.keeps_stored:
+            self.kept.pack_stored(self.first_row, torch.from_numpy(np.ascontiguousarray(self.rows)))
+        else:
+            self.kept.pack_floats(self.first_row, dequantized(self.rows, self.quantization))
         return self.rows.nbytes
 
 
@@ -184,5 +213,15 @@ def _gguf_chunks(tensors: Mapping[str, GGUFTensor], path: Path, spec: ModelSpec,
         if len(tensor.shape) == 1:
             yield _Chunk(parameter, parameter.view, rows, tensor.quantization)
             continue
+        kept = places.kept.get(name)
         for part in row_chunks(tensor.shape):
-            yield _Chunk(parameter, parameter.view[part], rows[part], tensor.quantization)
+            yield _Chunk(
+                parameter, parameter.view[part], rows[part], tensor.quantization, part.start, kept, places.keeps_stored
+            )
+
+
+def stored_types(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, GGMLQuantizationType]:
+    """The type of each parameter's tensor in a GGUF file."""
+    tensors = checkpoint.gguf_file().tensors.values()
+    named = [(parameter_name(spec.architecture, tensor.name), tensor.quantization) for tensor in tensors]
+    return {name: quantization for name, quantization in named if name is not None}

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from kernels.attention import PagedLayer
+from kernels.cpu.quantised_matrix import QuantisedMatrix
 from models.spec import ModelSpec
 
 
@@ -23,12 +24,16 @@ class Parameter:
     broadcast to ``view``. ``plus_one`` marks RMSNorm weights of Gemma: Hugging Face files store them less one, GGUF
     files as they are used. ``when_filled`` is to be called once, when all parameters that carry it have their values:
     the model may then keep them in a faster form, and whoever holds a view holds memory that nobody needs.
+
+    ``keep``, where there is one, takes the weight in quantised form instead of values in ``view``; either all
+    parameters that carry the same ``when_filled`` are kept, or none.
     """
 
     view: torch.Tensor
     shape: tuple[int, ...]
     plus_one: bool = False
     when_filled: Callable[[], None] | None = None
+    keep: Callable[[QuantisedMatrix], None] | None = None
 
 
 class CausalLM(Protocol):

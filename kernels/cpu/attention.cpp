@@ -10,14 +10,11 @@
 #include <new>
 #include <vector>
 
+#include "dispatch.h"
 #include "paged_attention.h"
-
-#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace octavo {
 namespace {
-
-enum Status : int { ok = 0, bad_layout = 1, bad_block = 2, bad_slot = 3, out_of_memory = 4, bad_variant = 5 };
 
 constexpr int64_t kSerialWork = 1 << 15;  // below this many elements read, waking threads costs more than it saves
 constexpr int kItemsPerThread = 4;
@@ -32,19 +29,6 @@ const KernelTable* const* variants() {
 #endif
   };
   return table;
-}
-
-bool supported(int variant) {
-  if (variant == 0) return true;
-#ifdef OCTAVO_X86
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (variant == 1) return avx2;
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (variant == 2) return avx512;
-  if (variant == 3) return avx512 && __builtin_cpu_supports("avx512bf16");
-#endif
-  return false;
 }
 
 // One thread's scratch, kept for its next call.

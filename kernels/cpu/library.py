@@ -101,6 +101,16 @@ _REFUSALS = {
 }
 
 
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_PRODUCT_FUNCTIONS: dict[str, list[type]] = {
+    "octavo_packed_bytes": [_INT, _LONG, _LONG],
+    "octavo_pack_stored_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
+    "octavo_pack_float_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
+    "octavo_product": [_INT, _INT, _POINTER],
+    "octavo_unpack_rows": [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
+}
+
+
 class NativeLibrary:
     """The loaded library, bound to one variant of its kernels. Calls release the interpreter lock."""
 
@@ -123,6 +133,16 @@ class NativeLibrary:
         for function in (self._attend, self._store_kv):
             function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
             function.restype = ctypes.c_int
+        self.handle = handle
+        for name, arguments in _PRODUCT_FUNCTIONS.items():
+            function = getattr(handle, name)
+            function.argtypes = arguments
+            function.restype = ctypes.c_int64 if name == "octavo_packed_bytes" else ctypes.c_int
+
+    def check(self, status: int) -> None:
+        """Raise what ``status`` of a call through ``handle`` means, if anything."""
+        if status:
+            raise _refusal(status)
 
     def attend(self, call: AttendCall, num_threads: int) -> None:
         """Run paged attention; raises ValueError when the layout's values are wrong."""

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.layers import Linear, MatrixProduct
+from models.layers import Linear
+from models.matrix_product import MatrixProduct
 
 CPU = torch.device("cpu")
 

@@ -45,7 +45,7 @@ def values(model: CausalLM) -> Weights:
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay plain, as on CPUs that cannot pack them, and can be read back."""
-    monkeypatch.setattr("models.layers._packed_weight", lambda weight: None)
+    monkeypatch.setattr("models.matrix_product._packed_weight", lambda weight: None)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_loaded_model_is_packed_and_gives_the_logits_of_plain_weights(
     if stored_as == "gguf":
         path = write_gguf(path, tmp_path / "m.gguf", architecture, Quantization.F32)
     packed = load(path)
-    monkeypatch.setattr("models.layers._packed_weight", lambda weight: None)
+    monkeypatch.setattr("models.matrix_product._packed_weight", lambda weight: None)
     plain = load(path)
     left = {name for name in plain.parameters() if "norm" in name or "embed" in name}
     assert set(packed.parameters()) == left

@@ -1,0 +1,111 @@
+// Quantised weights as the products read them, and what the packing (weight_layout.cpp), the C interface (product.cpp)
+// and the per-ISA kernels (product_kernel.cpp) agree on.
+//
+// A matrix [rows, columns] is cut into panels of 16 rows, a panel into groups of 32 columns. A group's codes lie in the
+// order in which the inner loop reads them: 8 quads, each 16 rows x 4 columns, so that one 64-byte vector times one
+// broadcast quad of the input adds to 16 rows at once. Weights keep the bits they have in GGUF files:
+//
+//   kind   codes of a group (bytes)                    a weight is                     scales of a panel
+//   q8_0   512: one byte, offset by 128                s * (c - 128)                   s: half per row and group
+//   q5_0   256 + 64: low nibbles, then fifth bits      s * (c - 16)                    s: half per row and group
+//   q4_0   256: nibbles                                s * (c - 8)                     s: half per row and group
+//   q4_k   256: nibbles                                d * a * c - e * b               a, b: byte per row and group;
+//                                                                                      d, e: float per row and 8 groups
+//   q6_k   256 + 128: low nibbles, then upper 2 bits   d * a * (c - 32)                a: byte per row and 16 columns;
+//                                                                                      d: float per row and 8 groups
+//
+// A byte of nibbles holds quad j in its low and quad j + 4 in its high half. A panel is its scales, padded to 64 bytes,
+// then its codes. Rows beyond the last are zero.
+//
+// Numerics contract. An input row is quantised by itself: int8 codes and one scale per 32 columns, as llama.cpp does.
+// Products of codes are summed exactly in 32-bit integers, groups in float32 in ascending order. So the bits of an
+// output row depend on its input row alone, whatever the batch, the threads and, but for the rounding of fused
+// multiply-adds, the instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "paged_attention.h"
+
+namespace octavo {
+
+enum class WeightKind : int32_t { q8_0 = 0, q5_0 = 1, q4_0 = 2, q4_k = 3, q6_k = 4 };
+
+constexpr int kPanelRows = 16;
+constexpr int kGroup = 32;       // columns that share a scale
+constexpr int kSuperGroups = 8;  // groups that share the outer scales of q4_k and q6_k
+
+constexpr bool has_outer_scales(WeightKind kind) { return kind == WeightKind::q4_k || kind == WeightKind::q6_k; }
+
+constexpr int64_t code_bytes(WeightKind kind) {  // of a group of a panel
+  return kind == WeightKind::q8_0 ? 512 : kind == WeightKind::q5_0 ? 320 : kind == WeightKind::q6_k ? 384 : 256;
+}
+
+constexpr int64_t scale_bytes(WeightKind kind, int64_t columns) {  // of a panel, padded
+  const int64_t groups = columns / kGroup;
+  int64_t bytes = groups * 2 * kPanelRows;  // a half, or two bytes, per row and group
+  if (kind == WeightKind::q4_k) bytes += groups / kSuperGroups * 8 * kPanelRows;
+  if (kind == WeightKind::q6_k) bytes += groups / kSuperGroups * 4 * kPanelRows;
+  return (bytes + 63) / 64 * 64;
+}
+
+constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
+  return scale_bytes(kind, columns) + columns / kGroup * code_bytes(kind);
+}
+
+struct QuantisedMatrix {
+  const uint8_t* panels;
+  int64_t rows;
+  WeightKind kind;
+};
+
+// What is done to an input row before it is quantised.
+enum class Prologue : int32_t {
+  none = 0,
+  rms_norm = 1,   // x / sqrt(mean(x^2) + eps) * weight
+  silu = 2,       // silu(x[:columns]) * x[columns:]
+  gelu_tanh = 3,  // likewise
+};
+
+// Arguments of one product: output row m = the rows of all matrices, one after the other, times the input row m.
+struct ProductCall {
+  const void* input;  // [num_rows, columns], or 2 * columns for gated prologues
+  int64_t input_stride;
+  DType input_dtype;  // float32 or bfloat16
+  Prologue prologue;
+  const float* norm_weight;
+  float norm_eps;
+  int32_t num_matrices;
+  const QuantisedMatrix* matrices;
+  int64_t num_rows;
+  int64_t columns;
+  float* output;  // [num_rows, sum of rows]
+  int64_t output_stride;
+};
+
+// Input rows as the panels meet them.
+struct QuantisedRows {
+  int8_t* codes;  // [num_rows, columns]
+  float* scales;  // [num_rows, groups]
+  int32_t* sums;  // [num_rows, groups], of codes
+  int64_t columns;
+};
+
+struct ProductTable {
+  // Applies the prologue to input row `row` and quantises it. `scratch` holds `columns` floats.
+  void (*quantise_row)(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch);
+  // Multiplies panel `panel` of `matrix` with all rows; `output` is that of the matrix's first row.
+  void (*multiply_panel)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t num_rows,
+                         float* output, int64_t output_stride);
+  // The weights of one row, as float32.
+  void (*unpack_row)(const QuantisedMatrix& matrix, int64_t columns, int64_t row, float* output);
+};
+
+extern const ProductTable products_portable;
+#ifdef OCTAVO_X86
+extern const ProductTable products_avx2;
+extern const ProductTable products_avx512;
+extern const ProductTable products_avx512_bf16;
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,183 @@
+"""QuantisedMatrix: weights in the bits they have in a GGUF file, multiplied where they lie.
+
+Packed once into the order in which the native kernels read them (``quantised_matrix.h`` has the layout); there is no
+copy in floats. A product quantises each input row to int8 by itself, 32 columns to a scale, and sums exactly, so that
+the bits of a row do not depend on the batch, the threads or the chunking. Without the native library there is no
+QuantisedMatrix: weights are then dequantised and multiplied by torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Sequence
+
+import torch
+
+from kernels.cpu.library import NativeLibrary
+
+GROUP = 32  # columns that share a scale
+PANEL_ROWS = 16
+_INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class WeightKind(enum.IntEnum):
+    """Formats of ggml that are kept as they are."""
+
+    Q8_0 = 0
+    Q5_0 = 1
+    Q4_0 = 2
+    Q4_K = 3
+    Q6_K = 4
+
+
+class Prologue(enum.IntEnum):
+    """What is done to an input row in float32 before it is quantised: see `multiply`."""
+
+    NONE = 0
+    RMS_NORM = 1
+    SILU = 2
+    GELU_TANH = 3
+
+
+class _Matrix(ctypes.Structure):
+    """Mirror of ``octavo::QuantisedMatrix``."""
+
+    _fields_ = [("panels", ctypes.c_void_p), ("rows", ctypes.c_int64), ("kind", ctypes.c_int32)]
+
+
+class _ProductCall(ctypes.Structure):
+    """Mirror of ``octavo::ProductCall``."""
+
+    _fields_ = [
+        ("input", ctypes.c_void_p),
+        ("input_stride", ctypes.c_int64),
+        ("input_dtype", ctypes.c_int32),
+        ("prologue", ctypes.c_int32),
+        ("norm_weight", ctypes.c_void_p),
+        ("norm_eps", ctypes.c_float),
+        ("num_matrices", ctypes.c_int32),
+        ("matrices", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("output", ctypes.c_void_p),
+        ("output_stride", ctypes.c_int64),
+    ]
+
+
+class QuantisedMatrix:
+    """A matrix [rows, columns] of one kind; starts as zeros and is filled in runs of whole panels of 16 rows."""
+
+    def __init__(self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int) -> None:
+        size = library.handle.octavo_packed_bytes(kind, rows, columns)
+        if size < 0:
+            raise ValueError(f"{kind.name} weights cannot have {columns} columns")
+        self.kind, self.rows, self.columns = kind, rows, columns
+        self.library = library
+        self._panels = torch.zeros(size + 64, dtype=torch.uint8)
+        # panels begin at a cache line
+        self._panels = self._panels[-self._panels.data_ptr() % 64 :][:size]
+        self.description = _Matrix(self._panels.data_ptr(), rows, kind)
+
+    @property
+    def nbytes(self) -> int:
+        return self._panels.numel()
+
+    def pack_stored(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
+        """Fill rows from ``first_row`` on, a multiple of 16, from uint8 ``rows`` [num_rows, stored bytes]."""
+        num_rows = self._check_run(first_row, rows)
+        self.library.check(
+            self.library.handle.octavo_pack_stored_rows(
+                self.kind, rows.data_ptr(), first_row, num_rows, self.columns, self._panels.data_ptr(), num_threads
+            )
+        )
+
+    def pack_floats(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
+        """Quantise float32 ``rows`` [num_rows, columns] into place; of the kinds Q8_0 and Q4_0."""
+        rows = rows.float().contiguous()
+        num_rows = self._check_run(first_row, rows)
+        self.library.check(
+            self.library.handle.octavo_pack_float_rows(
+                self.kind, rows.data_ptr(), first_row, num_rows, self.columns, self._panels.data_ptr(), num_threads
+            )
+        )
+
+    def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """The weights of int64 ``row_ids`` [n], float32 [n, columns]."""
+        output = torch.empty(len(row_ids), self.columns, dtype=torch.float32)
+        self.library.check(
+            self.library.handle.octavo_unpack_rows(
+                self.library.variant,
+                ctypes.byref(self.description),
+                self.columns,
+                row_ids.contiguous().data_ptr(),
+                len(row_ids),
+                output.data_ptr(),
+            )
+        )
+        return output
+
+    def _check_run(self, first_row: int, rows: torch.Tensor) -> int:
+        num_rows = rows.shape[0]
+        last = first_row + num_rows
+        if first_row % PANEL_ROWS or last > self.rows or (num_rows % PANEL_ROWS and last != self.rows):
+            raise ValueError(f"rows {first_row} .. {last} of {self.rows} are no run of whole panels")
+        if not rows.is_contiguous():
+            raise ValueError("rows to pack must be contiguous")
+        return num_rows
+
+
+class QuantisedProduct:
+    """Matrices with the same input, multiplied in one call; the outputs of a row lie one after the other."""
+
+    def __init__(self, matrices: Sequence[QuantisedMatrix]) -> None:
+        columns = {matrix.columns for matrix in matrices}
+        if len(columns) != 1:
+            raise ValueError(f"matrices of one product have one number of columns, not {sorted(columns)}")
+        (self.columns,) = columns
+        self.rows = sum(matrix.rows for matrix in matrices)
+        self.matrices = tuple(matrices)
+        self._library = matrices[0].library
+        self._descriptions = (_Matrix * len(matrices))(*(matrix.description for matrix in matrices))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.matrices)
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        prologue: Prologue = Prologue.NONE,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """Float32 [num_rows, rows] for ``x`` [num_rows, columns] in float32 or bfloat16, rows contiguous.
+
+        `Prologue.RMS_NORM` first norms each row, by float32 ``norm_weight`` [columns]; for the gated ones ``x`` is
+        [num_rows, 2 * columns], and the input is activation(first half) * second half.
+        """
+        gated = prologue in (Prologue.SILU, Prologue.GELU_TANH)
+        num_rows, width = x.shape
+        if width != self.columns * (2 if gated else 1) or (width > 1 and x.stride(1) != 1):
+            raise ValueError(f"x {tuple(x.shape)} with strides {x.stride()} does not fit {self.columns} columns")
+        if (prologue is Prologue.RMS_NORM) != (norm_weight is not None):
+            raise ValueError("a norm weight goes with the prologue RMS_NORM, and only with it")
+        output = torch.empty(num_rows, self.rows, dtype=torch.float32)
+        call = _ProductCall(
+            x.data_ptr(),
+            x.stride(0),
+            _INPUT_DTYPES[x.dtype],
+            prologue,
+            None if norm_weight is None else norm_weight.data_ptr(),
+            norm_eps,
+            len(self.matrices),
+            ctypes.addressof(self._descriptions),
+            num_rows,
+            self.columns,
+            output.data_ptr(),
+            self.rows,
+        )
+        self._library.check(
+            self._library.handle.octavo_product(self._library.variant, torch.get_num_threads(), ctypes.byref(call))
+        )
+        return output

@@ -1,0 +1,100 @@
+"""MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
+
+Three forms: plain; packed by oneDNN (CPUs, floats); kept in the bits of its quantisation (CPUs, the native library).
+It changes form once, when the weight is filled, and lets go of the memory of the form before.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct
+
+_PROLOGUES = {"silu": Prologue.SILU, "gelu_tanh": Prologue.GELU_TANH}
+
+
+class MatrixProduct:
+    """``x W^T + b`` with a weight [rows, in_features] of ``num_parts`` tensors, one after the other.
+
+    A packed weight lies in the order in which the inner loop reads it. Measured on two cores of a Zen 4 against
+    ``F.linear``: 1.4 to 4 times as fast at 1 to 32 rows of ``x``, in float32 and in bfloat16.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, num_parts: int = 1) -> None:
+        self.weight: torch.Tensor | None = weight
+        self.bias = bias
+        self._packed: torch.Tensor | None = None
+        self._parts: list[QuantisedMatrix | None] = [None] * num_parts
+        self._kept: QuantisedProduct | None = None
+        self._nbytes = weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._kept is not None:
+            return self._finish(self._kept.multiply(x), x.dtype)
+        if self._packed is not None:
+            return _packed_linear(x, self._packed, self.bias)
+        assert self.weight is not None
+        return F.linear(x, self.weight, self.bias)
+
+    def of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The product of the RMSNorm of ``x``; only while `is_kept`."""
+        assert self._kept is not None
+        return self._finish(self._kept.multiply(x, Prologue.RMS_NORM, norm_weight, eps), x.dtype)
+
+    def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """The product of ``activation(gate) * up``; only while `is_kept`."""
+        assert self._kept is not None
+        return self._finish(self._kept.multiply(gate_up, _PROLOGUES[activation]), gate_up.dtype)
+
+    def _finish(self, product: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self.bias is not None:
+            product += self.bias
+        return product.to(dtype)
+
+    @property
+    def is_kept(self) -> bool:
+        return self._kept is not None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weight."""
+        return self._nbytes if self._kept is None else self._kept.nbytes
+
+    def keep(self, part: int, matrix: QuantisedMatrix) -> None:
+        """Take a part in quantised form; with the last of them the product changes form."""
+        self._parts[part] = matrix
+        parts = [one for one in self._parts if one is not None]
+        if len(parts) == len(self._parts):
+            self._kept = QuantisedProduct(parts)
+            self.weight = None
+
+    def pack(self) -> None:
+        """Copy the filled weight into oneDNN's own layout and let go of the plain one.
+
+        Does nothing on other devices, and on CPUs where this build of torch has no packed product for the weight's
+        dtype (float16, mostly) or no memory for the copy: ``F.linear`` then goes on serving the plain weight.
+        """
+        if self.weight is not None and self.weight.device.type == "cpu":
+            self._packed = _packed_weight(self.weight)
+            if self._packed is not None:
+                self.weight = None
+
+
+def _packed_weight(weight: torch.Tensor) -> torch.Tensor | None:
+    """``weight`` as an opaque tensor that only `_packed_linear` reads, proved on a row of zeros, or None."""
+    try:
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        _packed_linear(weight.new_zeros(1, weight.shape[1]), packed, None)
+    except (AttributeError, RuntimeError):  # no such operation; not for this dtype on this CPU
+        return None
+    return packed
+
+
+def _packed_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return product
