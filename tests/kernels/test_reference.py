@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import reference
-from kernels.attention import KVPages
+from kernels.attention import KVPages, Preparation
 from kernels.quantisation import quantise
 
 BLOCK_SIZE = 16
@@ -27,7 +27,9 @@ def qkv(length: int, num_q_heads: int = 4, num_kv_heads: int = 4, head_dim: int 
     return tuple(torch.randn(length, n, head_dim, dtype=torch.float64, generator=generator) for n in heads)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: float | None) -> torch.Tensor:
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: float | torch.Tensor | None
+) -> torch.Tensor:
     """All of one sequence at once; ``query`` holds its last rows."""
     length = key.shape[0]
     return reference.paged_attention(
@@ -81,6 +83,62 @@ def test_softcap_equals_attention_over_bent_scores() -> None:
     bent = bent.masked_fill(torch.ones(20, 20).triu(1).bool(), float("-inf"))
     expected = torch.einsum("hqk,khd->qhd", bent.softmax(-1), value)
     assert_equal(attend(query, key, value, softcap=2.0), expected)
+
+
+def test_a_sink_is_a_position_whose_value_is_zero() -> None:
+    """Keys of zeros before the text, seen by every row, score 0; so does a sink of 0. Other sinks scale its weight."""
+    query, key, value = qkv(20)
+    zeros = torch.zeros(1, 4, 32, dtype=torch.float64)
+    padded = dense(torch.cat([zeros, query]), torch.cat([zeros, key]), torch.cat([zeros, value]))[1:]
+    assert_equal(attend(query, key, value, sinks=torch.zeros(4)), padded)
+    twice = [torch.cat([zeros, zeros, rows]) for rows in (query, key, value)]
+    heads = torch.tensor(
+        [2.0, 1.0, 0.0, 2.0], dtype=torch.float64
+    ).log()  # a sink of log 2 weighs as two positions, one of -inf as none
+    mixed = attend(query, key, value, sinks=heads)
+    assert_equal(mixed[:, 1], padded[:, 1])
+    assert_equal(mixed[:, [0, 3]], dense(*twice)[2:][:, [0, 3]])
+    assert_equal(mixed[:, 2], dense(query, key, value)[:, 2])
+
+
+def test_sinks_are_neither_scaled_nor_capped() -> None:
+    query, key, value = qkv(8)
+    output = attend(query * 1e-9, key, value, softcap=1e-6, sinks=torch.full((4,), 3.0))  # other scores are all but 0
+    shares = 1.0 / (torch.arange(1, 9) + torch.tensor(3.0).exp())
+    torch.testing.assert_close(output, shares[:, None, None] * value.cumsum(0), rtol=0, atol=1e-6)
+
+
+def test_padding_of_length_0_gets_zeros() -> None:
+    query, key, value = qkv(5)
+    pages = KVPages(paged(key), paged(value))
+    output = reference.paged_attention(
+        query[:2],
+        pages,
+        query_start_loc=torch.tensor([0, 1, 2], dtype=torch.int32),
+        seq_lens=torch.tensor([0, 5], dtype=torch.int32),
+        block_table=torch.zeros(2, 1, dtype=torch.int32),
+        scale=0.2,
+        sinks=torch.zeros(4),
+    )
+    assert torch.equal(output[0], torch.zeros(4, 32, dtype=torch.float64))
+    assert output[1].abs().min() > 0
+
+
+def test_rotary_turns_pairs_like_complex_numbers_and_keeps_their_length() -> None:
+    rows = torch.randn(3, 2, 8, dtype=torch.float64)
+    angles = torch.randn(3, 1, 4, dtype=torch.float64)
+    rotated = reference.prepare(rows, None, Preparation(rotation=(angles.cos(), angles.sin())))
+    expected = torch.complex(rows[..., :4], rows[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
+    assert_equal(rotated, torch.cat([expected.real, expected.imag], dim=-1))
+
+
+def test_heads_are_normed_before_they_are_rotated() -> None:
+    rows, weight = torch.randn(3, 2, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    normed = torch.nn.functional.rms_norm(rows, (8,), weight, eps=1e-2)
+    assert_equal(reference.prepare(rows, weight, Preparation(eps=1e-2)), normed)
+    rotation = (torch.zeros(3, 1, 4), torch.ones(3, 1, 4))  # a quarter turn
+    turned = reference.prepare(rows, weight, Preparation(eps=1e-2, rotation=rotation))
+    assert_equal(turned, torch.cat([-normed[..., 4:], normed[..., :4]], dim=-1))
 
 
 def test_ragged_sequences_over_shuffled_pages_equal_each_sequence_alone() -> None:

@@ -133,6 +133,13 @@ def test_softcap_bends_the_scores(backend, batch_of, softcap):
     assert (actual.double() - expected).abs().max().item() < 1e-5
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 17}, {"softcap": 2.0}])
+def test_sinks_take_their_share(backend, batch_of, options):
+    batch = batch_of([(1, 1), (1, 40), (20, 33)], num_q_heads=6, num_kv_heads=2, window=options.get("window"))
+    sinks = torch.tensor([-2.0, 0.0, 1.0, 3.0, 50.0, float("-inf")])
+    assert_close(batch.attend(backend, sinks=sinks, **options), batch.expected(sinks=sinks, **options))
+
+
 def test_long_sequences_cross_many_splits(backend, batch_of):
     batch = batch_of([(1, 2049), (2, 1024), (1, 1023), (1, 4)], head_dim=32)
     assert_close(batch.attend(backend), batch.expected())

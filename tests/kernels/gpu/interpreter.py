@@ -5,7 +5,9 @@ bfloat16 truncates, ``tl.dot`` multiplies the bits, and so does all arithmetic. 
 of a GPU, and any other arithmetic on bfloat16 raises: a kernel should widen to float32 first, on a GPU too. Float32
 rounded to fp8 (e4m3) comes out wrong where a carry or a subnormal is involved; here it is what torch, and a GPU, makes.
 
-Triton 3.6 also turns a loaded scalar, an array of one element, into a loop bound in a way that numpy 2.4 refuses.
+Triton 3.6 also turns a loaded scalar, an array of one element, into a loop bound in a way that numpy 2.4 refuses. And
+every call of a function by a kernel prepares ``triton.language`` anew, which takes longer than most functions; here
+once a launch and module is enough.
 
 Import after ``TRITON_INTERPRET=1`` is in the environment; ``install()`` patches the interpreter of this process.
 """
@@ -19,7 +21,13 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, ReduceScanOpInterface, TensorHandle
+from triton.runtime.interpreter import (
+    GridExecutor,
+    InterpretedFunction,
+    InterpreterBuilder,
+    ReduceScanOpInterface,
+    TensorHandle,
+)
 
 
 def widen(bits: np.ndarray) -> np.ndarray:
@@ -46,6 +54,8 @@ def install() -> None:
     create_fma = InterpreterBuilder.create_fma
     apply = ReduceScanOpInterface.apply
     patch_tensor = interpreter._patch_lang_tensor
+    launch = GridExecutor.__call__
+    prepared: set[str] = set()
 
     def convert(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
         if (source, target) == (tl.bfloat16, tl.float32):
@@ -79,6 +89,18 @@ def install() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def launch_anew(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        prepared.clear()
+        launch(self, *args, **kwargs)
+
+    def call(self: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
+        if self.fn.__module__ not in prepared:
+            prepared.add(self.fn.__module__)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    GridExecutor.__call__ = launch_anew
+    InterpretedFunction.__call__ = call
     interpreter._convert_float = convert
     interpreter._patch_lang_tensor = patch_tensor_with_index
     InterpreterBuilder.create_dot = dot

@@ -54,22 +54,24 @@ def test_mixed_steps_equal_the_reference_with_the_tiles_a_gpu_gets(
 
 
 def test_decodes_that_share_pages_equal_the_reference(kind: Any, make_batch: Callable) -> None:
-    """Two groups, of five and of two, and sequences of their own beside them, one of length 0."""
-    size = kind.block_size
-    lens = np.array([3 * size + 5, 40, 3 * size + 1, 5 * size, 3 * size + 7, 0, 3 * size + 2, 2 * size, size + 3])
-    first, second = [0, 2, 3, 4, 6], [7, 8]
-    batch = make_batch(lens.tolist(), **kind.batch_options | {"window": None}, shared=[(first, 3), (second, 1)])
+    """Two groups, of three and of two, and sequences of their own beside them, one of length 0."""
+    size, pages = kind.block_size, 64 // kind.block_size
+    long, short = pages * size, size
+    lens = np.array([long + 5, 40, long + 1, long + size + 3, 0, 2 * size, size + 3])
+    first, second = [0, 2, 3], [5, 6]
+    options_of = {**kind.batch_options, "window": None}
+    batch = make_batch(lens.tolist(), **options_of, shared=[(first, pages), (second, 1)])
     shared = torch.zeros(len(lens), dtype=torch.int32)
-    shared[first], shared[second] = 3 * size, size
+    shared[first], shared[second] = long, short
     device = batch.query.device
     prefix = SharedPrefix(
         members=torch.tensor([*first, *second], dtype=torch.int32, device=device),
-        group_starts=torch.tensor([0, 5, 7], dtype=torch.int32, device=device),
+        group_starts=torch.tensor([0, 3, 5], dtype=torch.int32, device=device),
         prefix_lens=shared.to(device),
-        largest_group=5,
-        max_prefix_len=3 * size,
+        largest_group=3,
+        max_prefix_len=long,
         max_own_len=int((lens - shared.numpy()).max()),
     )
     metadata = replace(batch.metadata, shared_prefix=prefix)
-    output = TritonBackend().attend(batch.query, batch.pages, metadata, **options(batch, kind) | {"window": None})
+    output = TritonBackend().attend(batch.query, batch.pages, metadata, **{**options(batch, kind), "window": None})
     batch.check(output, softcap=kind.softcap)

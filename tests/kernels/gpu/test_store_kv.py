@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.attention import KVPages
-from kernels.gpu.store_kv import BLOCK_TOKENS, store_kv
+from kernels.attention import KVPages, Preparation
+from kernels.gpu.store_kv import BLOCK_TOKENS, prepare_and_store, store_kv
+from kernels.quantisation import dequantise
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 QUANTISED = [torch.int8, torch.float8_e4m3fn]
@@ -120,3 +121,112 @@ def test_slots_past_two_to_the_31_elements_are_reached(
     store_kv(key, value, KVPages(keys, values), torch.tensor([page * 16 + 5], device=device))
     assert torch.equal(keys[page, 0, 5], key[0, 0])
     assert torch.equal(values[page, 0, 5], value[0, 0])
+
+
+def preparation(head_dim: int, num_tokens: int, *, has_norms: bool, has_rotation: bool) -> Preparation:
+    generator = torch.Generator().manual_seed(head_dim)
+    query_norm, key_norm = (1 + 0.3 * torch.randn(2, head_dim, generator=generator)) if has_norms else (None, None)
+    angles = 100 * torch.rand(num_tokens, 1, head_dim // 2, generator=generator)
+    return Preparation(query_norm, key_norm, eps=1e-3, rotation=(angles.cos(), angles.sin()) if has_rotation else None)
+
+
+def moved(preparation: Preparation, device: torch.device) -> Preparation:
+    norms = (preparation.query_norm, preparation.key_norm)
+    query_norm, key_norm = (None if norm is None else norm.to(device) for norm in norms)
+    cos, sin = preparation.rotation or (None, None)
+    rotation = None if cos is None or sin is None else (cos.to(device), sin.to(device))
+    return Preparation(query_norm, key_norm, preparation.eps, rotation)
+
+
+def read(pages: KVPages, slots: torch.Tensor) -> torch.Tensor:
+    """Keys in ``slots``, in float32."""
+    where = (slots // 16, slice(None), slots % 16)
+    rows = pages.key.cpu()[where]
+    return rows.float() if pages.key_scales is None else dequantise(rows, pages.key_scales.cpu()[where])
+
+
+# What one rounding to the dtype, or half a step of the codes of rows up to about 5, amounts to.
+ROUNDING = {
+    torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.int8: 3e-2, torch.float8_e4m3fn: 0.2
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "page_dtype", "head_dim", "has_norms", "has_rotation"),
+    [
+        (torch.float32, torch.float32, 64, True, True),
+        (torch.float32, torch.float32, 96, False, True),
+        (torch.float32, torch.float32, 256, True, False),
+        (torch.float16, torch.float16, 80, True, True),
+        (torch.bfloat16, torch.bfloat16, 128, True, True),
+        (torch.bfloat16, torch.int8, 96, True, True),
+        (torch.float16, torch.int8, 256, False, True),
+        (torch.bfloat16, torch.float8_e4m3fn, 64, True, False),
+        (torch.float32, torch.float8_e4m3fn, 128, True, True),
+    ],
+)
+def test_queries_and_keys_are_normed_and_rotated_on_the_way(
+    dtype: torch.dtype,
+    page_dtype: torch.dtype,
+    head_dim: int,
+    has_norms: bool,
+    has_rotation: bool,
+    device: torch.device,
+) -> None:
+    num_tokens = BLOCK_TOKENS + 5
+    rows = torch.randn(num_tokens, 8, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+    query, key, value = rows.split([4, 2, 2], dim=1)  # slices of one projection
+    slots = torch.randperm(3 * 16, generator=torch.Generator().manual_seed(2))[:num_tokens]
+    slots[[3, -1]] = -1
+    prepared = preparation(head_dim, num_tokens, has_norms=has_norms, has_rotation=has_rotation)
+    expected_query = reference.prepare(query, prepared.query_norm, prepared)
+    expected_key = reference.prepare(key, prepared.key_norm, prepared)
+    expected = empty_pages(3, 2, head_dim, page_dtype)
+    reference.store_kv(key, value, expected, slots)
+
+    pages = on(device, empty_pages(3, 2, head_dim, page_dtype))
+    own = rows.to(device, copy=True)
+    own_query, own_key, own_value = own.split([4, 2, 2], dim=1)
+    prepare_and_store(own_query, own_key, own_value, pages, slots.to(device), moved(prepared, device))
+
+    torch.testing.assert_close(own_query.cpu().double(), expected_query, rtol=0, atol=ROUNDING[dtype])
+    assert torch.equal(own[:, 4:].cpu(), rows[:, 4:])  # keys and values stay as they were
+    stored = slots >= 0
+    torch.testing.assert_close(
+        read(pages, slots[stored]).double(), expected_key[stored], rtol=0, atol=ROUNDING[page_dtype]
+    )
+    untouched = torch.ones(3 * 16, dtype=torch.bool)
+    untouched[slots[stored]] = False
+    for actual, plain in ((pages.value, expected.value), (pages.value_scales, expected.value_scales)):
+        assert actual is None or torch.equal(actual.cpu().float(), plain.float())
+    assert (pages.key.cpu().float().transpose(1, 2).flatten(0, 1)[untouched] == -7.0).all()
+
+
+def test_rows_of_zeros_stay_zeros_when_normed(device: torch.device) -> None:
+    rows = torch.zeros(2, 3, 64, device=device)
+    pages = on(device, empty_pages(1, 1, 64, torch.float32))
+    prepared = moved(preparation(64, 2, has_norms=True, has_rotation=True), device)
+    slots = torch.tensor([4, 5], device=device)
+    prepare_and_store(rows[:, :1], rows[:, 1:2], rows[:, 2:], pages, slots, prepared)
+    assert torch.equal(rows, torch.zeros_like(rows))
+    assert torch.equal(pages.key[0, :, 4:6], torch.zeros_like(pages.key[0, :, 4:6]))
+
+
+def test_padding_may_share_slots_of_the_null_page(device: torch.device) -> None:
+    key, value = torch.randn(2, 6, 1, 64, device=device)
+    pages = on(device, empty_pages(2, 1, 64, torch.float32))
+    store_kv(key, value, pages, torch.tensor([20, 0, 0, 0, 21, -1], device=device))
+    assert torch.equal(pages.key[1, 0, 4:6], key[[0, 4], 0])
+    assert (pages.key[1] == -7.0).sum() == 14 * 64
+
+
+def test_odd_head_dims_and_tables_of_two_layouts_are_refused(device: torch.device) -> None:
+    rows, slots = torch.zeros(2, 1, 64, device=device), torch.tensor([0, 1], device=device)
+    pages = on(device, empty_pages(1, 1, 64, torch.float32))
+    with pytest.raises(ValueError, match="head_dim 63 is odd"):
+        store_kv(rows[..., :63], rows[..., :63], pages, slots)
+    tables = Preparation(
+        rotation=(torch.zeros(2, 1, 32, device=device), torch.zeros(2, 64, device=device)[:, None, :32])
+    )
+    with pytest.raises(ValueError, match="need the same layout"):
+        prepare_and_store(rows, rows, rows, pages, slots, tables)
