@@ -71,7 +71,8 @@ def test_each_preemption_is_told() -> None:
     assert explanation.text() == (
         "It is running: 49 of 50 tokens are computed, 10 were generated. "
         "It was preempted (for b, prefill): 3 pages were freed and up to 40 tokens are computed again. "
-        "It was preempted (older requests kept their pages, decode): 4 pages were freed and its pages moved to host memory."
+        "It was preempted (older requests kept their pages, decode): "
+        "4 pages were freed and its pages moved to host memory."
     )
 
 
