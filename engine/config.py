@@ -44,6 +44,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``max_queued_requests`` or ``max_queued_tokens`` are refused, and those that wait longer than ``queue_timeout``
     seconds; None: for ever. ``long_prefill_token_threshold``, ``watermark_tokens`` and ``max_overtakes`` are explained
     in `SchedulerConfig`. ``async_scheduling``: schedule a step while the one before it runs.
+
+    ``enforce_eager``: launch every step on a GPU kernel by kernel, without CUDA graphs. ``deterministic``: a request's
+    logits have the same bits whatever runs beside it and however its prompt is cut, at some cost in speed.
     """
 
     model: str
@@ -73,6 +76,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark_tokens: int = 32
     max_overtakes: int = 16
     async_scheduling: bool = False
+    enforce_eager: bool = False
+    deterministic: bool = False
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""

@@ -67,7 +67,7 @@ class Runner:
                 request.token_ids[-1] = newest.get(request.request_id, 0)
 
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Float32 logits [num_draws, vocab]: the last row of each request that samples, once for each sequence it has."""
+        """Float32 logits [num_draws, vocab]: the last row of each request that samples, per sequence of it."""
         step = self._inputs.prepare(batch)
         num_draws = sum(len(request.sequence_ids) for request in batch.requests if request.samples)
         return self._model.logits(step)[:num_draws]

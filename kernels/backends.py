@@ -12,17 +12,18 @@ from kernels.attention import AttentionBackend
 FIRST_FP8_CAPABILITY = (8, 9)
 
 
-def choose_backend(device: torch.device) -> tuple[AttentionBackend, list[str]]:
+def choose_backend(device: torch.device, *, is_deterministic: bool = False) -> tuple[AttentionBackend, list[str]]:
     """Return the best backend for ``device`` and the warnings, one line each, that its user should see.
 
-    Raises ValueError for a kind of device that no backend serves.
+    ``is_deterministic``: a row's bits must not depend on its batch, nor on the chunks of its prompt.
+    Raises ValueError, with one sentence, for a kind of device that no backend serves, or none that is deterministic.
     """
     if device.type == "cuda":
         from kernels.gpu.backend import TritonBackend
 
-        return TritonBackend(), []
+        return TritonBackend(is_deterministic=is_deterministic), []
     if device.type == "cpu":
-        return _choose_cpu_backend()
+        return _choose_cpu_backend(is_deterministic)
     raise ValueError(f"no attention backend for device {device}: use cuda or cpu")
 
 
@@ -40,11 +41,13 @@ def check_page_dtype(dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def _choose_cpu_backend() -> tuple[AttentionBackend, list[str]]:
+def _choose_cpu_backend(is_deterministic: bool) -> tuple[AttentionBackend, list[str]]:
     from kernels.cpu.backend import NativeBackend, TorchBackend
     from kernels.cpu.library import LibraryError, NativeLibrary
 
     try:
         return NativeBackend(NativeLibrary()), []
     except LibraryError as error:
+        if is_deterministic:
+            raise ValueError(f"{error}. Without it attention on CPUs is not deterministic") from error
         return TorchBackend(), [f"{error}. Attention falls back to torch operations, several times slower."]

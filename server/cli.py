@@ -91,6 +91,8 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         watermark_tokens=parsed.watermark_tokens,
         max_overtakes=parsed.max_overtakes,
         async_scheduling=parsed.async_scheduling,
+        enforce_eager=parsed.enforce_eager,
+        deterministic=parsed.deterministic,
     )
     return ServeOptions(
         model=parsed.model,

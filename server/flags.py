@@ -72,6 +72,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--max-model-len", type=int, metavar="N", help="longest context in tokens (default: the model's)"
     )
+    flags.add_argument(
+        "--enforce-eager", action="store_true", help="launch every step on a GPU kernel by kernel, without CUDA graphs"
+    )
+    flags.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="the same bits for a request whatever runs beside it and however its prompt is cut; slower",
+    )
     flags.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most requests in one step")
     flags.add_argument("--max-num-batched-tokens", type=int, default=512, metavar="N", help="most tokens in one step")
     flags.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in one KV page")

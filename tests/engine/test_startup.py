@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import startup
+from engine import choices
 from engine.config import ConfigError, EngineConfig
 from engine.messages import EngineReady
 from engine.startup import StageTimes, build_engine
@@ -37,9 +37,9 @@ def test_a_device_without_pages_of_the_dtype_is_a_config_error(monkeypatch: pyte
     def refuse(dtype: torch.dtype, device: torch.device) -> None:
         raise ValueError(f"no {dtype} on {device}")
 
-    monkeypatch.setattr(startup, "check_page_dtype", refuse)
+    monkeypatch.setattr(choices, "check_page_dtype", refuse)
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8_e4m3: no torch\.float8_e4m3fn on cpu"):
-        startup._choose_kv_dtype("fp8", torch.float32, torch.device("cpu"))
+        choices._choose_kv_dtype("fp8", torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("nonsense", ["int4", "fp8_e5m2", "", "float8_e4m3fn"])

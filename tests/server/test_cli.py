@@ -70,7 +70,8 @@ def test_every_flag_of_the_engine_arrives() -> None:
         "--num-gpu-blocks-override 9 --no-enable-prefix-caching --threads 2 --seed 7 --swap-space 0.5 "
         "--audit-interval 50 --scheduling-policy fair --priority-aging 2.5 --tenant-weights 1,0.5 "
         "--long-prefill-token-threshold 40 --max-queued-requests 4 --max-queued-tokens 500 --queue-timeout 1.5 "
-        "--watermark-tokens 0 --max-overtakes 3 --async-scheduling --api-key a --api-key b"
+        "--watermark-tokens 0 --max-overtakes 3 --async-scheduling --enforce-eager --deterministic "
+        "--api-key a --api-key b"
     )
     options = cli._options(cli._parser().parse_args(arguments.split()))
     assert options.model == "m"
@@ -101,6 +102,8 @@ def test_every_flag_of_the_engine_arrives() -> None:
         watermark_tokens=0,
         max_overtakes=3,
         async_scheduling=True,
+        enforce_eager=True,
+        deterministic=True,
     )
     options.validate()
 

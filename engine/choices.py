@@ -1,0 +1,112 @@
+"""Choices: what an EngineConfig comes to on this machine and for this model, before anything is loaded.
+
+Every "auto" is decided here, and a wish that the machine or the model cannot grant is a ConfigError of one sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, EngineConfig, resolve_checkpoint
+from engine.machine import usable_cores
+from kernels.attention import AttentionBackend
+from kernels.backends import check_page_dtype, choose_backend
+from models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Where and how to compute. ``kv_dtype_name`` is what users call the pages' dtype."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    device: torch.device
+    threads: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    kv_dtype_name: str
+    max_model_len: int
+    backend: AttentionBackend
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Choices:
+        """Decide. Raises ConfigError or CheckpointError with one sentence."""
+        config.validate()
+        device = _choose_device(config.device)
+        checkpoint = resolve_checkpoint(config.model, revision=config.revision)
+        spec = checkpoint.read_spec()
+        dtype = _choose_dtype(config.dtype, spec, device)
+        kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
+        backend, warnings = _choose_backend(device, config.deterministic)
+        return cls(
+            checkpoint=checkpoint,
+            spec=spec,
+            device=device,
+            threads=config.threads or usable_cores(),
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            kv_dtype_name=kv_dtype_name,
+            max_model_len=_choose_max_model_len(config, spec),
+            backend=backend,
+            warnings=tuple(warnings),
+        )
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether the device works by itself, on memory that is not the host's."""
+        return self.device.type != "cpu"
+
+
+def _choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no GPU; use --device cpu, or install a CUDA build of torch")
+    return torch.device(name)
+
+
+def _choose_backend(device: torch.device, is_deterministic: bool) -> tuple[AttentionBackend, list[str]]:
+    try:
+        return choose_backend(device, is_deterministic=is_deterministic)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    if spec.checkpoint_dtype not in ("bfloat16", "float16"):
+        return torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float16
+    # float16 has no fast matrix units on CPUs, and bfloat16 only on some
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def _choose_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, torch.dtype]:
+    """The dtype of the pages and the name it has among the choices."""
+    if name == "auto":
+        return str(dtype).removeprefix("torch."), dtype
+    name = KV_CACHE_DTYPE_ALIASES.get(name, name)
+    kv_dtype = torch.float8_e4m3fn if name == "fp8_e4m3" else getattr(torch, name)
+    assert isinstance(kv_dtype, torch.dtype)
+    try:
+        check_page_dtype(kv_dtype, device)
+    except ValueError as error:
+        raise ConfigError(f"--kv-cache-dtype {name}: {error}") from error
+    return name, kv_dtype
+
+
+def _choose_max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: the model was made for at most {spec.max_position} tokens"
+        )
+    return config.max_model_len

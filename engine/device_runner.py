@@ -1,0 +1,201 @@
+"""DeviceRunner: steps on a device that works by itself, launched without waiting for it.
+
+    host     fill N | send, launch N | fill N+1 | send, launch N+1 | read N ...
+    device            copy, compute, draw N, copy out | copy, compute, draw N+1, copy out | ...
+
+One copy brings a step to the device, one takes its tokens back. A step whose tokens were not known when it was
+scheduled reads them where the step before it left them, so that the host need not have seen them. Steps of decodes
+alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code.
+
+Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it
+(but for moved pages); what a step draws lies in ``_drawn`` until the next step has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from engine.block_tables import Array
+from engine.cuda_graphs import DecodeGraphs, GraphRecorder
+from engine.input_batch import FilledStep, InputBatch
+from engine.messages import SamplingParams
+from engine.paged_model import PagedModel
+from engine.step_buffers import DrawSections, StepShape
+from engine.step_result import DrawnToken
+from engine.step_stream import Event, StepStream
+from engine.token_sampler import TokenSampler
+from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
+
+NO_SOURCE = -1
+_SEED_MASK = (1 << 64) - 1
+
+Drawing = tuple[ScheduledRequest, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on its way; ``token_ids`` and ``logprobs`` lie on the host, and hold their values from ``end`` on.
+
+    ``ranked``: which of ``names`` asked for the log probability; no ``logprobs`` where none did.
+    """
+
+    names: tuple[str, ...]
+    ranked: tuple[bool, ...]
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor | None
+    start: Event
+    end: Event
+
+    def tokens(self) -> dict[str, DrawnToken]:
+        self.end.wait()
+        token_ids = self.token_ids.tolist()
+        logprobs = [0.0] * len(token_ids) if self.logprobs is None else self.logprobs.tolist()
+        return {
+            name: DrawnToken(token_id, logprob if is_ranked else 0.0)
+            for name, is_ranked, token_id, logprob in zip(self.names, self.ranked, token_ids, logprobs, strict=True)
+        }
+
+    @property
+    def seconds(self) -> float:
+        return self.end.seconds_since(self.start)
+
+
+class DeviceRunner:
+    """Steps of up to ``max_num_seqs`` sequences over the pages of ``model``, on the device of ``stream``."""
+
+    def __init__(
+        self, model: PagedModel, inputs: InputBatch, sampler: TokenSampler, stream: StepStream, max_num_seqs: int
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._sampler = sampler
+        self._stream = stream
+        self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=stream.device)
+        self._places: dict[str, int] = {}  # where in ``_drawn`` the step before this one left whose token
+        self._graphs = DecodeGraphs((max_num_seqs,))
+        self._graph_logits = torch.empty(0)
+
+    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> LaunchedStep:
+        """Queue the step; seeds of ``sampling`` must be set."""
+        start = self._stream.record()
+        self._model.move_pages(batch.transfers)
+        drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
+        params = [sampling[name] for _, name in drawing]
+        size = self._graphs.size_for(len(batch.requests)) if _is_decode_only(batch, len(drawing)) else None
+        step = self._inputs.fill(batch, size or 0)
+        self._fill_sources(step, batch)
+        _fill_draws(step, drawing, params)
+        self._inputs.send(step)
+        if size is None:
+            logits = self._compute(step.shape, step.max_query_len, step.max_seq_len)
+        else:
+            self._graphs.replay(size)
+            logits = self._graph_logits
+        self._places = {name: place for place, (_, name) in enumerate(drawing)}
+        return self._take_out(tuple(self._places), logits, params, start)
+
+    def run_null(self, shape: StepShape) -> None:
+        """Run a step of this shape that reads and writes no page, at the model's full length."""
+        step = self._fill_null(shape)
+        self._compute(step.shape, step.max_query_len, step.max_seq_len)
+
+    def record_graphs(self, recorder: GraphRecorder, sizes: tuple[int, ...]) -> None:
+        """Record steps of these many decodes. Their logits have memory of their own, as large as the largest needs."""
+        logits = torch.empty(sizes[-1], self._model.vocab_size, device=self._stream.device)
+
+        def ready(size: int) -> Callable[[], None]:
+            step = self._fill_null(StepShape(size, size, size))
+            return lambda: self._compute_into(logits, step)
+
+        graphs = DecodeGraphs(sizes)
+        graphs.record_all(recorder, ready)
+        self._graphs, self._graph_logits = graphs, logits
+
+    def _fill_null(self, shape: StepShape) -> FilledStep:
+        step = self._inputs.fill_null(shape)
+        _draws_of(step).sources[:] = NO_SOURCE
+        _fill_draws(step, [], [])
+        self._inputs.send(step)
+        return step
+
+    def _compute_into(self, logits: torch.Tensor, step: FilledStep) -> None:
+        logits[: step.shape.num_draws].copy_(self._compute(step.shape, step.max_query_len, step.max_seq_len))
+
+    @torch.inference_mode()
+    def _compute(self, shape: StepShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
+        """Queue what was sent for ``shape``, from token ids to drawn tokens; returns the logits."""
+        tensors = self._inputs.tensors(shape, max_query_len, max_seq_len)
+        draws = self._inputs.sections(shape).draws
+        assert draws is not None
+        left = self._drawn.index_select(0, draws.sources.clamp(min=0))
+        token_ids = torch.where(draws.sources == NO_SOURCE, tensors.token_ids, left)
+        logits = self._model.logits(replace(tensors, token_ids=token_ids))
+        if shape.num_draws:
+            self._drawn[: shape.num_draws] = self._sampler.sample(logits, draws)
+        return logits
+
+    def _fill_sources(self, step: FilledStep, batch: ScheduledBatch) -> None:
+        """Say which tokens the step before this one has drawn.
+
+        Where that one failed there are none: its requests have ended, and their rows only take up their place.
+        """
+        sources = _draws_of(step).sources
+        sources[:] = NO_SOURCE
+        for row, request in enumerate(batch.requests):
+            if request.token_ids[-1] == PLACEHOLDER:
+                token = step.host.query_start_loc[row + 1] - 1
+                sources[token] = self._places.get(request.request_id, NO_SOURCE)
+                step.host.token_ids[token] = 0
+
+    @torch.inference_mode()
+    def _take_out(
+        self, names: tuple[str, ...], logits: torch.Tensor, params: Sequence[SamplingParams], start: Event
+    ) -> LaunchedStep:
+        """Queue the copies of what the step draws."""
+        token_ids = self._stream.host_buffer(len(names), torch.int64)
+        ranked = tuple(one.rank for one in params)
+        if not names:
+            return LaunchedStep(names, ranked, token_ids, None, start, self._stream.record())
+        drawn = self._drawn[: len(names)]
+        logprobs = None
+        if any(ranked):
+            rows = logits[: len(names)]
+            chosen = rows.gather(1, drawn[:, None])[:, 0] - rows.logsumexp(dim=-1)
+            logprobs = self._stream.host_buffer(len(names), torch.float32)
+            self._stream.download(chosen, logprobs)
+        return LaunchedStep(names, ranked, token_ids, logprobs, start, self._stream.download(drawn, token_ids))
+
+
+def _draws_of(step: FilledStep) -> DrawSections[Array]:
+    """What drawing on the device needs, to be written."""
+    assert step.host.draws is not None
+    return step.host.draws
+
+
+def _is_decode_only(batch: ScheduledBatch, num_draws: int) -> bool:
+    """Whether every request of the step computes one token and draws one."""
+    return len(batch.requests) == num_draws == batch.num_tokens and all(one.samples for one in batch.requests)
+
+
+def _fill_draws(step: FilledStep, drawing: Sequence[Drawing], params: Sequence[SamplingParams]) -> None:
+    """Write how each token is drawn; what pads the draws is greedy, which costs least."""
+    draws, count = _draws_of(step), len(drawing)
+    draws.seed.view(np.uint64)[:count] = [(one.seed or 0) & _SEED_MASK for one in params]
+    draws.output_index[:count] = [request.output_index for request, _ in drawing]
+    draws.temperature[:count] = [one.temperature for one in params]
+    draws.top_k[:count] = [one.top_k for one in params]
+    draws.top_p[:count] = [one.top_p for one in params]
+    draws.min_p[:count] = [one.min_p for one in params]
+    for section, off in (
+        (draws.seed, 0),
+        (draws.output_index, 0),
+        (draws.temperature, 0.0),
+        (draws.top_k, 0),
+        (draws.top_p, 1.0),
+        (draws.min_p, 0.0),
+    ):
+        section[count:] = off

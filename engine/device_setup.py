@@ -1,0 +1,121 @@
+"""DeviceSetup: from a loaded model to a DeviceRunner with its graphs, on a GPU.
+
+Before there are pages it runs the largest steps that can come, over null sequences alone, to see what memory they take;
+then the pages are cut, and graphs recorded over them. Whatever touches the device (memory, queue, graphs, sampling)
+comes in through the constructor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from engine.choices import Choices
+from engine.config import EngineConfig
+from engine.cuda_graphs import CudaGraphRecorder, GraphRecorder, graph_sizes
+from engine.device_runner import DeviceRunner
+from engine.input_batch import InputBatch
+from engine.memory_budget import CudaMemory, MemoryBudget, MemoryReader, MemoryUse, StartMemory, measure
+from engine.page_plan import PagePlan
+from engine.page_pool import PagePool
+from engine.paged_model import PagedModel
+from engine.step_buffers import StepBuffers, StepShape
+from engine.step_executor import InlineExecutor, QueueExecutor, StepExecutor
+from engine.step_result import StepRunner
+from engine.step_stream import CudaStream, StepStream
+from engine.token_sampler import KernelSampler, TokenSampler
+from models.model import CausalLM
+
+CHANGES_PER_STEP = 65_536  # of block tables that travel with a step's own copy: 3/4 MB, a million tokens of pages
+
+
+class DeviceSetup:
+    """For devices with memory of their own."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        choices: Choices,
+        plan: PagePlan,
+        *,
+        memory: MemoryReader,
+        stream: StepStream,
+        sampler: TokenSampler,
+        recorder: GraphRecorder | None,
+    ) -> None:
+        """``recorder`` None: every step is launched kernel by kernel."""
+        self.memory = StartMemory(memory)
+        self._config = config
+        self._plan = plan
+        self._reader = memory
+        self._stream = stream
+        self._sampler = sampler
+        self._recorder = recorder
+        num_seqs = config.max_num_seqs
+        self._largest = StepShape(max(config.max_num_batched_tokens, num_seqs), num_seqs, num_seqs)
+        buffers = StepBuffers(
+            sum(group.pages_per_block for group in plan.groups),
+            stream=stream,
+            largest=self._largest,
+            num_changes=CHANGES_PER_STEP,
+        )
+        self._inputs = InputBatch(
+            plan.groups, config.block_size, num_seqs, choices.max_model_len, stream.device, buffers=buffers
+        )
+
+    @classmethod
+    def of_gpu(cls, config: EngineConfig, choices: Choices, plan: PagePlan) -> DeviceSetup:
+        """With the real device behind everything."""
+        return cls(
+            config,
+            choices,
+            plan,
+            memory=CudaMemory(choices.device),
+            stream=CudaStream(choices.device),
+            sampler=KernelSampler(),
+            recorder=None if config.enforce_eager else CudaGraphRecorder(),
+        )
+
+    def measure(self, model: CausalLM) -> MemoryBudget | None:
+        """Run the largest step, and the largest that is recorded; nothing where the pages' size is given."""
+        self.memory.note("weights", model.weight_bytes())
+        if self._config.num_gpu_blocks_override is not None or self._config.kv_cache_memory_bytes is not None:
+            return None
+        runner = self._runner(PagedModel(model, self._plan.allocate(0, self._stream.device)))
+        num_seqs = self._config.max_num_seqs
+        with self.memory.taking(MemoryUse.LARGEST_STEP):
+            budget = measure(
+                self._reader,
+                self._config.gpu_memory_utilization,
+                model.weight_bytes(),
+                largest_step=partial(runner.run_null, self._largest),
+                largest_decode=partial(runner.run_null, StepShape(num_seqs, num_seqs, num_seqs)),
+                num_graphs=len(self._graph_sizes()),
+                logits_bytes=num_seqs * model.spec.vocab_size * torch.float32.itemsize,
+            )
+        self.memory.note("activations", budget.largest_step)
+        return budget
+
+    def make_runner(self, model: CausalLM, pool: PagePool) -> tuple[StepRunner, list[str]]:
+        """Record the graphs; where that fails, say so and go on without."""
+        self.memory.note("pages", pool.num_pages * self._plan.page_bytes)
+        runner = self._runner(PagedModel(model, pool.kv_cache, pool.host_cache))
+        if self._recorder is None:
+            return runner, []
+        try:
+            with self.memory.taking(MemoryUse.GRAPHS):
+                runner.record_graphs(self._recorder, self._graph_sizes())
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            return runner, [f"CUDA graphs could not be recorded, so that decoding is slower: {first_line}"]
+        return runner, []
+
+    def make_executor(self) -> StepExecutor:
+        return QueueExecutor() if self._config.async_scheduling else InlineExecutor()
+
+    def _runner(self, model: PagedModel) -> DeviceRunner:
+        return DeviceRunner(model, self._inputs, self._sampler, self._stream, self._config.max_num_seqs)
+
+    def _graph_sizes(self) -> tuple[int, ...]:
+        return () if self._recorder is None else graph_sizes(self._config.max_num_seqs)
