@@ -101,7 +101,6 @@ class Generation:
                 outcome = FinishReason.ERROR
                 raise internal_error()
             outcome = last.finish_reason
-            yield last
         except ApiError:
             raise
         except EngineError as error:
@@ -111,8 +110,10 @@ class Generation:
             outcome = FinishReason.ERROR
             raise
         finally:
+            # before the last delta is read, since the request is in flight no more
             if outcome is not None:
                 self._metrics.count_outcome(outcome, time.monotonic() - self._arrived)
+        yield last
 
     def _read(self, delta: RequestDelta) -> TextDelta:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from itertools import product
 
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from block_manager.prefix_index import MissReason
 from engine.client import EngineState
-from engine.messages import PreemptionCount
+from engine.messages import EngineRequest, PreemptionCount, SamplingParams
 from scheduler.preemption_record import PreemptionCause, PreemptionKind
 from scheduler.refusal import RefusalReason
 from scheduler.request import FinishReason, WaitReason
@@ -21,6 +22,7 @@ from server.engine_metrics import (
     WAIT_REASONS,
     EngineCounters,
 )
+from server.generation import Generation
 from server.metrics import REFUSAL_REASONS
 
 
@@ -248,6 +250,17 @@ async def test_f17_requests_are_ended_refused_or_in_flight_and_nothing_else(api,
     for reason, count in {"queue_full": 3, "queue_timeout": 1, "timeout": 1}.items():
         assert await api.metric(f'octavo_refusals_total{{reason="{reason}"}}') == count
     assert await api.metric("octavo_e2e_request_latency_seconds_count") == 1
+
+
+async def test_the_end_of_a_request_is_counted_before_anybody_has_read_it(api, engine, state, byte_tokenizer) -> None:
+    engine.answer("a")
+    request = EngineRequest(request_id="x", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
+    generation = Generation(state, byte_tokenizer, lambda: engine.generate(request), (), 0.0)
+    async with contextlib.aclosing(generation.stream()) as deltas:
+        assert (await anext(deltas)).finish_reason is FinishReason.LENGTH
+        assert await api.outcomes() == {"length": 1}
+        assert await api.metric("octavo_requests_in_flight") == 0
+    assert await api.outcomes() == {"length": 1}
 
 
 async def test_latencies_are_observed_once_per_token_and_request(api, engine) -> None:
