@@ -55,7 +55,7 @@ class AttentionMetadata:
     value go. ``max_query_len`` and ``max_seq_len`` are plain ints, so that no backend waits for the device to learn
     them.
 
-    A sequence with one row and a length of 0 pads a batch: its row attends to nothing, and comes back as zeros.
+    Batches for GPUs may be padded with sequences of one row and a length of 0, which attend to nothing: zeros come back.
     """
 
     query_start_loc: torch.Tensor
@@ -113,6 +113,20 @@ class AttentionBackend(Protocol):
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write each token's key and value into its slot, rounded or quantised; a slot of -1 is skipped."""
+
+    def prepare_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: KVPages,
+        slot_mapping: torch.Tensor,
+        preparation: Preparation,
+    ) -> None:
+        """Norm and rotate ``query``, in place, and ``key``, then store as `store_kv` does. Rounds once, at the end."""
+
+    def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x`` plus the RMSNorm of ``branch``, both [num_tokens, hidden_size]; ``x`` itself may be overwritten."""
 
     def attend(
         self,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionBackend, PagedLayer
-from models.layers import Linear, NamedParameters, RMSNorm, Rotation, rms_norm, rotate
+from kernels.attention import AttentionBackend, PagedLayer, Preparation
+from models.layers import Linear, NamedParameters, RMSNorm, Rotation
 from models.model import Parameter
 from models.spec import ModelSpec
 
@@ -30,8 +30,7 @@ class Attention:
         self._scale = spec.attention_scale
         self._eps = spec.rms_norm_eps
         self._head_dim = spec.head_dim
-        self._num_q_heads = spec.num_q_heads
-        self._num_rotated_heads = spec.num_q_heads + spec.num_kv_heads
+        self._heads = [spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads]
         q_size, kv_size = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self._qkv = Linear(
             spec.hidden_size,
@@ -43,34 +42,27 @@ class Attention:
         self._output = Linear(
             q_size, {"o_proj": spec.hidden_size}, bias=spec.attention_bias, dtype=dtype, device=device
         )
-        # one row per query and key head, so that both are normed and rotated together
-        self._qk_norm = (
-            torch.empty(self._num_rotated_heads, spec.head_dim, dtype=torch.float32, device=device)
-            if spec.qk_norm
-            else None
+        self._query_norm, self._key_norm = (
+            torch.empty(spec.head_dim, dtype=torch.float32, device=device) if spec.qk_norm else None for _ in range(2)
         )
 
     def of_normed(self, x: torch.Tensor, norm: RMSNorm, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
         """Attention of ``norm(x)``; like ``x`` [num_tokens, hidden_size]."""
         heads = self._qkv.of_normed(x, norm).view(x.shape[0], -1, self._head_dim)
-        rotated, value = heads[:, : self._num_rotated_heads], heads[:, self._num_rotated_heads :]
-        if self._qk_norm is not None:
-            rotated = rms_norm(rotated, self._qk_norm, self._eps)
-        rotated = rotate(rotated, rotation)
-        query, key = rotated[:, : self._num_q_heads], rotated[:, self._num_q_heads :]
-        self._backend.store_kv(key, value, paged.pages, paged.metadata.slot_mapping)
+        query, key, value = torch.split(heads, self._heads, dim=1)
+        preparation = Preparation(self._query_norm, self._key_norm, self._eps, rotation)
+        self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
         attended = self._backend.attend(query, paged.pages, paged.metadata, scale=self._scale, window=self._window)
         return self._output(attended.reshape(x.shape[0], -1))
 
     @property
     def nbytes(self) -> int:
-        norms = 0 if self._qk_norm is None else self._qk_norm.nbytes
-        return self._qkv.nbytes + self._output.nbytes + norms
+        norms = [norm.nbytes for norm in (self._query_norm, self._key_norm) if norm is not None]
+        return self._qkv.nbytes + self._output.nbytes + sum(norms)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._qkv.parameters(prefix)
         yield from self._output.parameters(prefix)
-        if self._qk_norm is not None:
-            shape = (self._head_dim,)
-            yield f"{prefix}q_norm.weight", Parameter(self._qk_norm[: self._num_q_heads], shape, plus_one=True)
-            yield f"{prefix}k_norm.weight", Parameter(self._qk_norm[self._num_q_heads :], shape, plus_one=True)
+        for name, norm in (("q_norm", self._query_norm), ("k_norm", self._key_norm)):
+            if norm is not None:
+                yield f"{prefix}{name}.weight", Parameter(norm, tuple(norm.shape), plus_one=True)

@@ -24,12 +24,15 @@ class Gemma3Layer:
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = (
             RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=True, device=device) for _ in range(4)
         )
+        self._backend = backend
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
         self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        x = x + self._post_attention_norm(self._attention.of_normed(x, self._input_norm, rotation, paged))
-        return x + self._post_mlp_norm(self._mlp.of_normed(x, self._pre_mlp_norm))
+        attended = self._attention.of_normed(x, self._input_norm, rotation, paged)
+        x = self._backend.add_normed(x, attended, self._post_attention_norm.weight, self._post_attention_norm.eps)
+        branch = self._mlp.of_normed(x, self._pre_mlp_norm)
+        return self._backend.add_normed(x, branch, self._post_mlp_norm.weight, self._post_mlp_norm.eps)
 
     @property
     def nbytes(self) -> int:

@@ -200,17 +200,6 @@ class Rotary:
         return angles.cos(), angles.sin()
 
 
-def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Rotate every head of ``x`` [num_tokens, num_heads, head_dim] by its token's angles."""
-    cos, sin = rotation
-    first, second = x.float().chunk(2, dim=-1)
-    rotated = torch.empty_like(x)
-    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
-    torch.addcmul(first * cos, second, sin, value=-1.0, out=rotated_first)
-    torch.addcmul(second * cos, first, sin, out=rotated_second)
-    return rotated
-
-
 def rotary_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     """Angle per position of each of the head_dim / 2 pairs, float32."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

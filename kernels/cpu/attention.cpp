@@ -16,20 +16,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kSerialWork = 1 << 15;  // below this many elements read, waking threads costs more than it saves
 constexpr int kItemsPerThread = 4;
-
-const KernelTable* const* variants() {
-  static const KernelTable* const table[] = {
-      &kernels_portable,
-#ifdef OCTAVO_X86
-      &kernels_avx2,
-      &kernels_avx512,
-      &kernels_avx512_bf16,
-#endif
-  };
-  return table;
-}
 
 // One thread's scratch, kept for its next call.
 class ThreadScratch {
@@ -180,9 +167,20 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
 }
 
 }  // namespace
-}  // namespace octavo
 
-using octavo::DType;
+const KernelTable& kernels_of(int variant) {
+  static const KernelTable* const table[] = {
+      &kernels_portable,
+#ifdef OCTAVO_X86
+      &kernels_avx2,
+      &kernels_avx512,
+      &kernels_avx512_bf16,
+#endif
+  };
+  return *table[variant];
+}
+
+}  // namespace octavo
 
 // The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512
 // with bfloat16).
@@ -197,77 +195,11 @@ OCTAVO_EXPORT int octavo_supports_variant(int variant) { return octavo::supporte
 OCTAVO_EXPORT int octavo_attend(int variant, int num_threads, const octavo::AttendCall* call) {
   if (!octavo::supported(variant)) return octavo::bad_variant;
   try {
-    return octavo::attend(*call, *octavo::variants()[variant], std::max(1, num_threads));
+    return octavo::attend(*call, octavo::kernels_of(variant), std::max(1, num_threads));
   } catch (const std::bad_alloc&) {
     return octavo::out_of_memory;
   }
 }
 
-// Arguments of one store_kv call. Strides are in elements; rows of heads are contiguous.
-struct StoreCall {
-  const void* key;  // [num_tokens, num_kv_heads, head_dim]
-  const void* value;
-  int64_t key_stride;
-  int64_t value_stride;
-  DType dtype;
-  void* key_pages;
-  void* value_pages;
-  int64_t key_page_stride;
-  int64_t value_page_stride;
-  DType pages_dtype;
-  float* key_scales;  // null unless the pages are quantised
-  float* value_scales;
-  int64_t key_scale_stride;  // from page to page
-  int64_t value_scale_stride;
-  const int64_t* slot_mapping;
-  int64_t num_pages;
-  int64_t num_tokens;
-  int32_t num_kv_heads;
-  int32_t head_dim;
-  int32_t block_size;
-};
-
-// Bytes of the structs, by which a caller made from other sources knows that it is one.
+// Bytes of the struct, by which a caller made from other sources knows that it is one.
 OCTAVO_EXPORT int octavo_attend_call_bytes() { return sizeof(octavo::AttendCall); }
-OCTAVO_EXPORT int octavo_store_call_bytes() { return sizeof(StoreCall); }
-
-OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const StoreCall* call) {
-  if (!octavo::supported(variant)) return octavo::bad_variant;
-  const octavo::KernelTable& kernels = *octavo::variants()[variant];
-  const int64_t num_slots = call->num_pages * call->block_size;
-  for (int64_t token = 0; token < call->num_tokens; ++token) {
-    if (call->slot_mapping[token] >= num_slots || call->slot_mapping[token] < -1) return octavo::bad_slot;
-  }
-  const int64_t source_size = octavo::element_size(call->dtype), target_size = octavo::element_size(call->pages_dtype);
-  const int64_t head_dim = call->head_dim;
-  const auto store = [&](const void* source, int64_t source_stride, void* pages, int64_t page_stride, float* scales,
-                         int64_t scale_stride, int64_t token) {
-    const int64_t slot = call->slot_mapping[token];
-    const int64_t page = slot / call->block_size, offset = slot % call->block_size;
-    const char* from = static_cast<const char*>(source) + token * source_stride * source_size;
-    char* to = static_cast<char*>(pages) + (page * page_stride + offset * head_dim) * target_size;
-    for (int head = 0; head < call->num_kv_heads; ++head) {
-      if (scales != nullptr) {
-        scales[page * scale_stride + head * call->block_size + offset] =
-            kernels.quantise(from, call->dtype, to, call->pages_dtype, head_dim);
-      } else if (call->dtype == call->pages_dtype) {
-        std::memcpy(to, from, head_dim * target_size);
-      } else {
-        kernels.convert(from, call->dtype, to, call->pages_dtype, head_dim);
-      }
-      from += head_dim * source_size;
-      to += call->block_size * head_dim * target_size;
-    }
-  };
-  const int64_t elements = call->num_tokens * call->num_kv_heads * head_dim;
-  if (elements < octavo::kSerialWork) num_threads = 1;
-#pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
-  for (int64_t token = 0; token < call->num_tokens; ++token) {
-    if (call->slot_mapping[token] < 0) continue;
-    store(call->key, call->key_stride, call->key_pages, call->key_page_stride, call->key_scales,
-          call->key_scale_stride, token);
-    store(call->value, call->value_stride, call->value_pages, call->value_page_stride, call->value_scales,
-          call->value_scale_stride, token);
-  }
-  return octavo::ok;
-}

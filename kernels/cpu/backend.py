@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.attention import AttentionMetadata, KVPages
+from kernels.attention import AttentionMetadata, KVPages, Preparation
+from kernels.composed import add_normed, prepared
 from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
 from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
@@ -35,6 +36,54 @@ class NativeBackend:
         pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
+        self._library.store_kv(self._store_call(key, value, pages, slot_mapping), torch.get_num_threads())
+
+    def prepare_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: KVPages,
+        slot_mapping: torch.Tensor,
+        preparation: Preparation,
+    ) -> None:
+        call = self._store_call(key, value, pages, slot_mapping)
+        if query.dtype != key.dtype or query.shape[::2] != key.shape[::2] or key.shape[2] % 2:
+            raise ValueError(f"query {_describe(query)} must be like key {_describe(key)}, with an even head_dim")
+        call.query, call.query_stride = query.data_ptr(), _token_stride("query", query)
+        call.num_q_heads = query.shape[1]
+        call.eps = preparation.eps
+        head_dim = query.shape[2]
+        call.query_norm = _row_pointer("query_norm", preparation.query_norm, head_dim)
+        call.key_norm = _row_pointer("key_norm", preparation.key_norm, head_dim)
+        if preparation.rotation is not None:
+            cosines, sines = preparation.rotation
+            call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
+            call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
+        self._library.store_kv(call, torch.get_num_threads())
+
+    def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.shape != branch.shape or x.dtype != branch.dtype or not (x.is_contiguous() and branch.is_contiguous()):
+            raise ValueError(f"x {_describe(x)} and branch {_describe(branch)} must be contiguous and alike")
+        num_rows, columns = x.shape
+        self._library.check(
+            self._library.handle.octavo_add_normed(
+                self._library.variant,
+                torch.get_num_threads(),
+                x.data_ptr(),
+                branch.data_ptr(),
+                _dtype_code("x", x),
+                num_rows,
+                columns,
+                _row_pointer("weight", weight, columns),
+                eps,
+            )
+        )
+        return x
+
+    def _store_call(
+        self, key: torch.Tensor, value: torch.Tensor, pages: KVPages, slot_mapping: torch.Tensor
+    ) -> StoreCall:
         num_pages, num_kv_heads, block_size, head_dim = _check_pages(pages)
         num_tokens = key.shape[0]
         if key.shape != (num_tokens, num_kv_heads, head_dim) or value.shape != key.shape or value.dtype != key.dtype:
@@ -43,7 +92,7 @@ class NativeBackend:
                 f"[tokens, {num_kv_heads}, {head_dim}] of one dtype, to fit pages {_describe(pages.key)}"
             )
         _check_integers("slot_mapping", slot_mapping, torch.int64, (num_tokens,))
-        call = StoreCall(
+        return StoreCall(
             key.data_ptr(),
             value.data_ptr(),
             _token_stride("key", key),
@@ -57,7 +106,6 @@ class NativeBackend:
             head_dim,
             block_size,
         )
-        self._library.store_kv(call, torch.get_num_threads())
 
     def attend(
         self,
@@ -136,6 +184,21 @@ class TorchBackend:
                 stored[page_ids, :, offsets] = rows.to(stored.dtype)
             else:
                 stored[page_ids, :, offsets], scales[page_ids, :, offsets] = quantise(rows, stored.dtype)
+
+    def prepare_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        pages: KVPages,
+        slot_mapping: torch.Tensor,
+        preparation: Preparation,
+    ) -> None:
+        query.copy_(prepared(query, preparation.query_norm, preparation))
+        self.store_kv(prepared(key, preparation.key_norm, preparation), value, pages, slot_mapping)
+
+    def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return add_normed(x, branch, weight, eps)
 
     def attend(
         self,
@@ -245,6 +308,14 @@ def _token_stride(name: str, tensor: torch.Tensor) -> int:
     if (head_dim > 1 and element_stride != 1) or (heads > 1 and head_stride != head_dim):
         raise ValueError(f"the heads of one token must be contiguous in {name}, whose strides are {tensor.stride()}")
     return token_stride
+
+
+def _row_pointer(name: str, tensor: torch.Tensor | None, count: int) -> int | None:
+    if tensor is None:
+        return None
+    if tensor.dtype != torch.float32 or tensor.numel() != count or not tensor.is_contiguous() or not tensor.is_cpu:
+        raise ValueError(f"{name} {_describe(tensor)} must be {count} contiguous float32 numbers")
+    return tensor.data_ptr()
 
 
 def _dtype_code(name: str, tensor: torch.Tensor) -> int:

@@ -3,7 +3,11 @@
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
+#include <cstdint>
+
 namespace octavo {
+
+constexpr int64_t kSerialWork = 1 << 15;  // below this many elements read, waking threads costs more than it saves
 
 enum Status : int { ok = 0, bad_layout = 1, bad_block = 2, bad_slot = 3, out_of_memory = 4, bad_variant = 5 };
 

@@ -66,7 +66,7 @@ class AttendCall(ctypes.Structure):
 
 
 class StoreCall(ctypes.Structure):
-    """Mirror of ``StoreCall`` in ``attention.cpp``."""
+    """Mirror of ``octavo::StoreCall`` in ``rows.cpp``."""
 
     _fields_ = [
         ("key", ctypes.c_void_p),
@@ -89,6 +89,14 @@ class StoreCall(ctypes.Structure):
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
+        ("num_q_heads", ctypes.c_int32),
+        ("query", ctypes.c_void_p),
+        ("query_stride", ctypes.c_int64),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
     ]
 
 
@@ -102,7 +110,8 @@ _REFUSALS = {
 
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-_PRODUCT_FUNCTIONS: dict[str, list[type]] = {
+_FUNCTIONS: dict[str, list[type]] = {
+    "octavo_add_normed": [_INT, _INT, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER, ctypes.c_float],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
     "octavo_pack_stored_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
     "octavo_pack_float_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
@@ -134,7 +143,7 @@ class NativeLibrary:
             function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
             function.restype = ctypes.c_int
         self.handle = handle
-        for name, arguments in _PRODUCT_FUNCTIONS.items():
+        for name, arguments in _FUNCTIONS.items():
             function = getattr(handle, name)
             function.argtypes = arguments
             function.restype = ctypes.c_int64 if name == "octavo_packed_bytes" else ctypes.c_int

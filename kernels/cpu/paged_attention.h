@@ -86,6 +86,8 @@ struct KernelTable {
   float (*quantise)(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
 };
 
+const KernelTable& kernels_of(int variant);  // one that is supported
+
 extern const KernelTable kernels_portable;
 #ifdef OCTAVO_X86
 extern const KernelTable kernels_avx2;

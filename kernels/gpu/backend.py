@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
+from kernels.composed import add_normed
 from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
 from kernels.gpu.prefill import prefill_attention
@@ -52,6 +53,10 @@ class TritonBackend:
     ) -> None:
         """Norm and rotate ``query``, in place, and ``key``, then store as ``store_kv`` does, all in one launch."""
         prepare_and_store(query, key, value, pages, slot_mapping, preparation)
+
+    def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """``x`` plus the RMSNorm of ``branch``."""
+        return add_normed(x, branch, weight, eps)
 
     def attend(
         self,

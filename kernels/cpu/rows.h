@@ -1,0 +1,28 @@
+// Operations on rows of activations: what the C interface (rows.cpp) and the per-ISA kernels (row_kernel.cpp) agree on.
+//
+// All arithmetic is in float32 and rounded once, at the end. A row's bits depend on the row alone.
+#pragma once
+
+#include <cstdint>
+
+#include "paged_attention.h"
+
+namespace octavo {
+
+struct RowTable {
+  // target = source / sqrt(mean(source^2) + eps) * weight, unless weight is null, then each element i turned with
+  // element i + count / 2 by cosines and sines [count / 2], unless these are null. `count` is even; in floats.
+  void (*prepare_head)(const void* source, DType dtype, float* target, int64_t count, const float* weight, float eps,
+                       const float* cosines, const float* sines);
+  // sum += branch / sqrt(mean(branch^2) + eps) * weight
+  void (*add_normed)(void* sum, const void* branch, DType dtype, int64_t count, const float* weight, float eps);
+};
+
+extern const RowTable rows_portable;
+#ifdef OCTAVO_X86
+extern const RowTable rows_avx2;
+extern const RowTable rows_avx512;
+extern const RowTable rows_avx512_bf16;
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,215 @@
+"""Weights in their own bits: what gguf says they are, products to the last bit of their integers, rows alone alike."""
+
+from __future__ import annotations
+
+import itertools
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct, WeightKind
+
+KINDS = list(WeightKind)
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    try:
+        return NativeLibrary(variant=request.param)
+    except LibraryError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def best() -> NativeLibrary:
+    return NativeLibrary()
+
+
+def stored(kind: WeightKind, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random GGUF blocks of every code and sensible scales: as uint8 rows, and as the floats gguf makes of them."""
+    quantization = GGMLQuantizationType[kind.name]
+    block, block_bytes = gguf.constants.GGML_QUANT_SIZES[quantization]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
+    places = {"Q4_K": (0, 2), "Q6_K": (208,)}.get(kind.name, (0,))
+    for place in places:
+        scales = random.uniform(0.01, 0.1, (rows, columns // block)).astype(np.float16)
+        blocks[:, :, place : place + 2] = scales[..., None].view(np.uint8)
+    data = blocks.reshape(rows, -1)
+    return torch.from_numpy(data), torch.from_numpy(gguf.quants.dequantize(data, quantization))
+
+
+def packed(library: NativeLibrary, kind: WeightKind, rows: int, columns: int, seed: int = 0) -> QuantisedMatrix:
+    matrix = QuantisedMatrix(library, kind, rows, columns)
+    matrix.pack_stored(0, stored(kind, rows, columns, seed)[0])
+    return matrix
+
+
+def quantised_inputs(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as the products see it: int8 codes of 32 columns times their scale, in float64."""
+    groups = x.double().unflatten(-1, (-1, 32))
+    scales = (groups.abs().amax(-1, keepdim=True).float() / 127).double()
+    codes = (groups.float() * (1 / scales.float())).round().double()
+    return torch.where(scales > 0, codes * scales, 0.0).flatten(-2)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("rows", [16, 33])
+def test_every_weight_is_the_one_that_gguf_reads(library: NativeLibrary, kind: WeightKind, rows: int) -> None:
+    matrix = packed(library, kind, rows, 512)
+    expected = stored(kind, rows, 512)[1]
+    ids = torch.tensor([rows - 1, 0, 5, 5, *range(rows)])
+    assert (matrix.unpack(ids) - expected[ids]).abs().max().item() <= 1e-6 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 13])
+def test_products_are_those_of_the_quantised_input(library: NativeLibrary, kind: WeightKind, num_rows: int) -> None:
+    product = QuantisedProduct([packed(library, kind, 50, 768)])
+    x = torch.randn(num_rows, 768, generator=torch.Generator().manual_seed(num_rows))
+    x[0, :32] = 0.0  # a group without a scale
+    expected = quantised_inputs(x) @ stored(kind, 50, 768)[1].double().T
+    assert (product.multiply(x) - expected).abs().max().item() < 2e-6 * expected.abs().max().item()
+
+
+def test_a_product_of_several_kinds_lays_their_rows_one_after_the_other(library: NativeLibrary) -> None:
+    matrices = [
+        packed(library, kind, rows, 256, seed=rows) for kind, rows in zip(KINDS, (16, 40, 7, 33, 20), strict=True)
+    ]
+    x = torch.randn(3, 256)
+    together = QuantisedProduct(matrices).multiply(x)
+    assert together.shape == (3, 116)
+    assert torch.equal(together, torch.cat([QuantisedProduct([one]).multiply(x) for one in matrices], dim=1))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_c14_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(
+    best: NativeLibrary, kind: WeightKind
+) -> None:
+    product = QuantisedProduct([packed(best, kind, 1040, 512)])
+    x = torch.randn(29, 512)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([product.multiply(row[None]) for row in x])
+        for count, batch in itertools.product((1, 2, 3), (29, 16, 5)):
+            torch.set_num_threads(count)
+            parts = [product.multiply(part) for part in x.split(batch)]
+            assert torch.equal(torch.cat(parts), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_every_instruction_set_agrees_but_for_fused_rounding(best: NativeLibrary) -> None:
+    x = torch.randn(5, 512)
+    for kind in KINDS:
+        results = []
+        for variant in Variant:
+            if variant <= best.variant:
+                results.append(QuantisedProduct([packed(NativeLibrary(variant=variant), kind, 48, 512)]).multiply(x))
+        for one in results[1:]:
+            assert (one - results[0]).abs().max().item() < 1e-5 * results[0].abs().max().item()
+
+
+def test_a_norm_before_a_product_is_the_norm_of_the_row(library: NativeLibrary) -> None:
+    product = QuantisedProduct([packed(library, WeightKind.Q8_0, 48, 320)])
+    x, weight = 5 * torch.randn(6, 320), torch.rand(320) + 0.5
+    normed = torch.nn.functional.rms_norm(x, (320,), weight, 1e-6)
+    expected = product.multiply(normed)
+    actual = product.multiply(x, Prologue.RMS_NORM, weight, 1e-6)
+    # a last place of the norm can move a code by one
+    assert (actual - expected).abs().max().item() < 2e-3 * expected.abs().max().item()
+
+
+@pytest.mark.parametrize(("prologue", "activation"), [(Prologue.SILU, "silu"), (Prologue.GELU_TANH, "gelu")])
+def test_a_gated_input_is_the_activated_half_times_the_other(
+    library: NativeLibrary, prologue: Prologue, activation: str
+) -> None:
+    product = QuantisedProduct([packed(library, WeightKind.Q8_0, 48, 320)])
+    x = torch.randn(4, 640) * 3
+    x[0, :4] = torch.tensor([200.0, -200.0, 90.0, -90.0])
+    gate, up = x.chunk(2, dim=-1)
+    activated = (
+        torch.nn.functional.silu(gate) if activation == "silu" else torch.nn.functional.gelu(gate, approximate="tanh")
+    )
+    expected = product.multiply((activated * up).contiguous())
+    assert (product.multiply(x, prologue) - expected).abs().max().item() < 2e-3 * expected.abs().max().item()
+
+
+def test_inputs_may_be_bfloat16_and_strided(best: NativeLibrary) -> None:
+    product = QuantisedProduct([packed(best, WeightKind.Q5_0, 32, 256)])
+    wide = torch.randn(4, 600).bfloat16()
+    assert torch.equal(product.multiply(wide[:, 40:296]), product.multiply(wide[:, 40:296].float().contiguous()))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_a_number_shows_in_every_output_of_its_row_and_no_other(
+    library: NativeLibrary, poison: float
+) -> None:
+    product = QuantisedProduct([packed(library, WeightKind.Q4_0, 32, 256)])
+    x = torch.randn(9, 256)
+    clean = product.multiply(x)
+    x[4, 100] = poison
+    poisoned = product.multiply(x)
+    assert poisoned[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(poisoned[others], clean[others])
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(WeightKind.Q8_0, 8), (WeightKind.Q4_0, 4)])
+def test_floats_are_quantised_to_half_a_step_of_their_group(
+    library: NativeLibrary, kind: WeightKind, bits: int
+) -> None:
+    weights = torch.randn(21, 96, generator=torch.Generator().manual_seed(bits))
+    weights[3, 32:64] = 0.0
+    matrix = QuantisedMatrix(library, kind, 21, 96)
+    matrix.pack_floats(0, weights)
+    error = (matrix.unpack(torch.arange(21)) - weights).unflatten(1, (3, 32)).abs()
+    largest = weights.unflatten(1, (3, 32)).abs().amax(-1, keepdim=True)
+    step = largest / (127 if bits == 8 else 8)
+    # the side that 4 bits have no code for is a whole step away; scales are rounded to halves
+    assert (error <= step * ((0.5 if bits == 8 else 1.0) + 0.07) + 1e-7).all()
+    assert error[3, 1].max() == 0.0
+
+
+def test_runs_of_whole_panels_fill_a_matrix_in_any_order(best: NativeLibrary) -> None:
+    data, expected = stored(WeightKind.Q4_K, 70, 256)
+    matrix = QuantisedMatrix(best, WeightKind.Q4_K, 70, 256)
+    for first, last in ((48, 70), (0, 16), (16, 48)):
+        matrix.pack_stored(first, data[first:last].contiguous())
+    assert torch.allclose(matrix.unpack(torch.arange(70)), expected, atol=1e-6)
+    for first, last in ((8, 24), (0, 20), (64, 80)):
+        with pytest.raises(ValueError, match="whole panels"):
+            matrix.pack_stored(first, torch.zeros(last - first, data.shape[1], dtype=torch.uint8))
+
+
+def test_bad_sizes_are_refused(best: NativeLibrary) -> None:
+    with pytest.raises(ValueError, match="Q4_K weights cannot have 320 columns"):
+        QuantisedMatrix(best, WeightKind.Q4_K, 16, 320)
+    with pytest.raises(ValueError, match="cannot have 40 columns"):
+        QuantisedMatrix(best, WeightKind.Q8_0, 16, 40)
+    product = QuantisedProduct([QuantisedMatrix(best, WeightKind.Q8_0, 16, 64)])
+    with pytest.raises(ValueError, match="does not fit 64 columns"):
+        product.multiply(torch.zeros(2, 65))
+    with pytest.raises(ValueError, match="norm weight"):
+        product.multiply(torch.zeros(2, 64), Prologue.RMS_NORM)
+    with pytest.raises(ValueError, match="check their values"):
+        product.matrices[0].unpack(torch.tensor([16]))
+    with pytest.raises(ValueError, match="one number of columns"):
+        QuantisedProduct([product.matrices[0], QuantisedMatrix(best, WeightKind.Q8_0, 16, 32)])
+
+
+def test_memory_is_that_of_the_file(best: NativeLibrary) -> None:
+    """K kinds keep their outer scales in float32: a quarter of a bit more, or an eighth."""
+    bits = {kind: QuantisedMatrix(best, kind, 1024, 2048).nbytes * 8 / (1024 * 2048) for kind in KINDS}
+    assert bits == {
+        WeightKind.Q8_0: 8.5,
+        WeightKind.Q5_0: 5.5,
+        WeightKind.Q4_0: 4.5,
+        WeightKind.Q4_K: 4.75,
+        WeightKind.Q6_K: 6.625,
+    }
