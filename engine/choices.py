@@ -13,7 +13,9 @@ from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, Engin
 from engine.machine import usable_cores
 from kernels.attention import AttentionBackend
 from kernels.backends import check_page_dtype, choose_backend
+from kernels.cpu.backend import NativeBackend
 from models.spec import ModelSpec
+from models.weight_forms import Quantization, WeightForms
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Choices:
     kv_dtype_name: str
     max_model_len: int
     backend: AttentionBackend
+    forms: WeightForms | None
     warnings: tuple[str, ...]
 
     @classmethod
@@ -51,6 +54,7 @@ class Choices:
             kv_dtype_name=kv_dtype_name,
             max_model_len=_choose_max_model_len(config, spec),
             backend=backend,
+            forms=_choose_forms(config.quantization, backend),
             warnings=tuple(warnings),
         )
 
@@ -73,6 +77,15 @@ def _choose_backend(device: torch.device, is_deterministic: bool) -> tuple[Atten
         return choose_backend(device, is_deterministic=is_deterministic)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | None:
+    """What weights are kept as, where the native library can multiply with it."""
+    if quantization == "none" or (quantization == "auto" and not isinstance(backend, NativeBackend)):
+        return None
+    if not isinstance(backend, NativeBackend):
+        raise ConfigError(f"--quantization {quantization}: only CPUs, with the native library, have kernels for it")
+    return WeightForms(Quantization.STORED if quantization == "auto" else Quantization(quantization), backend.library)
 
 
 def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dtype:

@@ -18,6 +18,7 @@ __all__ = ["Checkpoint", "CheckpointError", "ConfigError", "EngineConfig", "reso
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
@@ -32,12 +33,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices for one engine.
 
     Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is
-    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``kv_cache_dtype`` "auto" is the
-    dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this order,
-    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
-    device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
-    evicted prefixes and preempted sequences. Every page is accounted for when the engine falls idle, and every
-    ``audit_interval`` steps.
+    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``quantization`` "auto" keeps
+    weights in the bits of a GGUF file where there are kernels for that, "none" makes them ``dtype``, int8 and int4
+    quantise any weights. ``kv_cache_dtype`` "auto" is the dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are quantised.
+    The KV budget is, in this order, ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share
+    ``gpu_memory_utilization`` of the device's memory (on CPUs, of the memory this process may still take).
+    ``swap_space_bytes`` of host memory take evicted prefixes and preempted sequences. Every page is accounted for when
+    the engine falls idle, and every ``audit_interval`` steps.
 
     ``scheduling_policy`` orders requests; ``priority_aging`` are the seconds of waiting that make up for one level of
     priority, and ``tenant_weights`` the shares of tenants (1 where there is none). Requests beyond
@@ -52,6 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     revision: str | None = None
     dtype: str = "auto"
+    quantization: str = "auto"
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
@@ -83,6 +86,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError for the first setting that cannot work."""
         if self.dtype not in DTYPES:
             raise ConfigError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPES)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError(f"--quantization {self.quantization}: choose one of {', '.join(QUANTIZATIONS)}")
         if self.kv_cache_dtype not in (*KV_CACHE_DTYPES, *KV_CACHE_DTYPE_ALIASES):
             raise ConfigError(f"--kv-cache-dtype {self.kv_cache_dtype}: choose one of {', '.join(KV_CACHE_DTYPES)}")
         if self.device not in DEVICES:

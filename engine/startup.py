@@ -98,6 +98,7 @@ def _load(choices: Choices, on_progress: Callable[[LoadProgress], None]) -> Caus
         device=choices.device,
         dtype=choices.dtype,
         backend=choices.backend,
+        forms=choices.forms,
         on_progress=lambda done, total: on_progress(LoadProgress(stage="weights", done=done, total=total)),
     )
 

@@ -68,6 +68,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         model="",
         dtype=parsed.dtype,
         kv_cache_dtype=parsed.kv_cache_dtype,
+        quantization=parsed.quantization,
         device=parsed.device,
         max_model_len=parsed.max_model_len,
         max_num_seqs=parsed.max_num_seqs,

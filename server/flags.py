@@ -60,6 +60,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--device", default="auto", help="cpu, cuda or auto")
     flags.add_argument("--dtype", default="auto", help="float32, bfloat16, float16, or auto for the model's own")
     flags.add_argument(
+        "--quantization",
+        default="auto",
+        metavar="FORM",
+        help="what weights are kept as: auto for the bits of a GGUF file, none for floats of --dtype, int8 or int4 to "
+        "quantise any model when it is loaded",
+    )
+    flags.add_argument(
         "--kv-cache-dtype",
         default="auto",
         metavar="DTYPE",

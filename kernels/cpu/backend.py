@@ -27,7 +27,7 @@ class NativeBackend:
     name = "cpu-native"
 
     def __init__(self, library: NativeLibrary) -> None:
-        self._library = library
+        self.library = library
 
     def store_kv(
         self,
@@ -36,7 +36,7 @@ class NativeBackend:
         pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
-        self._library.store_kv(self._store_call(key, value, pages, slot_mapping), torch.get_num_threads())
+        self.library.store_kv(self._store_call(key, value, pages, slot_mapping), torch.get_num_threads())
 
     def prepare_and_store(
         self,
@@ -60,15 +60,15 @@ class NativeBackend:
             cosines, sines = preparation.rotation
             call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
             call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
-        self._library.store_kv(call, torch.get_num_threads())
+        self.library.store_kv(call, torch.get_num_threads())
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.shape != branch.shape or x.dtype != branch.dtype or not (x.is_contiguous() and branch.is_contiguous()):
             raise ValueError(f"x {_describe(x)} and branch {_describe(branch)} must be contiguous and alike")
         num_rows, columns = x.shape
-        self._library.check(
-            self._library.handle.octavo_add_normed(
-                self._library.variant,
+        self.library.check(
+            self.library.handle.octavo_add_normed(
+                self.library.variant,
                 torch.get_num_threads(),
                 x.data_ptr(),
                 branch.data_ptr(),
@@ -157,7 +157,7 @@ class NativeBackend:
             scale,
             softcap or 0.0,
         )
-        self._library.attend(call, torch.get_num_threads())
+        self.library.attend(call, torch.get_num_threads())
         return output
 
 

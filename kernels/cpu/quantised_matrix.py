@@ -156,6 +156,8 @@ class QuantisedProduct:
         `Prologue.RMS_NORM` first norms each row, by float32 ``norm_weight`` [columns]; for the gated ones ``x`` is
         [num_rows, 2 * columns], and the input is activation(first half) * second half.
         """
+        if x.dtype not in _INPUT_DTYPES:
+            x = x.float()
         gated = prologue in (Prologue.SILU, Prologue.GELU_TANH)
         num_rows, width = x.shape
         if width != self.columns * (2 if gated else 1) or (width > 1 and x.stride(1) != 1):

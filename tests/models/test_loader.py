@@ -155,7 +155,7 @@ def test_the_embedding_of_the_default_model_is_that_of_the_gguf_library(default_
     expected = torch.from_numpy(dequantize(tensor.data[rows], tensor.quantization))
     assert torch.equal(model.parameters()["model.embed_tokens.weight"].view[rows], expected)
     copied = 262_144 * 640  # the tied table is packed for the head beside the rows of the embedding
-    assert model.weight_bytes() == 4 * (268_098_176 + 18 * 3 * 256 + copied)  # q and k norms are kept once per head
+    assert model.weight_bytes() == 4 * (268_098_176 + copied)
 
 
 @pytest.mark.usefixtures("unpacked")
