@@ -55,7 +55,7 @@ class AttentionMetadata:
     value go. ``max_query_len`` and ``max_seq_len`` are plain ints, so that no backend waits for the device to learn
     them.
 
-    Batches for GPUs may be padded with sequences of one row and a length of 0, which attend to nothing: zeros come back.
+    Batches for GPUs may be padded with sequences of one row and a length of 0: these attend to nothing, and get zeros.
     """
 
     query_start_loc: torch.Tensor

@@ -242,4 +242,6 @@ def _variant(case: AttentionCase) -> Variant:
     pointers = dict.fromkeys(("members_ptr", "group_starts_ptr", "prefix_lens_ptr"), "*i32")
     types |= {"parts_ptr": "*fp32", "lse_ptr": "*fp32"} | pointers
     constants = case.constants(tile) | {"SPLIT_TILES": MIN_SPLIT_TILES}
-    return Variant.of(f"cascade:{case.name}", prefix_kernel, types, constants, **tile.options)
+    return Variant.of(
+        f"cascade:{case.name}", prefix_kernel, types, constants, num_warps=tile.num_warps, num_stages=tile.num_stages
+    )

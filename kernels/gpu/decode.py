@@ -31,7 +31,7 @@ from kernels.gpu.attention_case import CASES, AttentionCase
 from kernels.gpu.pages import check_shapes, page_arguments, side_of
 from kernels.gpu.prefill import deterministic_tile_shape
 from kernels.gpu.reduce import Parts, merge_parts
-from kernels.gpu.splits import MIN_SPLIT_TILES, SplitPlan, divide, num_multiprocessors
+from kernels.gpu.splits import FIXED_SPLIT, MIN_SPLIT_TILES, SplitPlan, divide, num_multiprocessors
 from kernels.gpu.tile import TileShape, attend_range, merge_nothing, merge_part, merged_rows, score_arguments
 from kernels.gpu.variant import Variant, pointer
 from kernels.quantisation import is_quantised
@@ -164,8 +164,11 @@ def decode_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return TileShape(rows, keys=16, num_warps=4, num_stages=1 if is_quantised(pages_dtype) else 2)
-    if head_dim <= 256:
-        return TileShape(rows, keys=64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
+    if head_dim <= 128:
+        return TileShape(rows, keys=64, num_warps=4, num_stages=3)
+    if head_dim <= 256:  # codes on their way to the matrix units take registers
+        is_coded = is_quantised(pages_dtype)
+        return TileShape(rows, keys=32 if is_coded else 64, num_warps=4, num_stages=3 if is_coded else 2)
     return TileShape(rows, keys=32, num_warps=8, num_stages=2)
 
 
@@ -280,7 +283,7 @@ def variants() -> list[Variant]:
 def _variant(case: AttentionCase, *, is_split: bool, has_prefix: bool = False) -> Variant:
     choose_tile = deterministic_tile_shape if case.is_deterministic else decode_tile_shape
     tile = choose_tile(case.group, case.head_dim, case.dtype, case.pages_dtype)
-    plan = SplitPlan(4, 2048 // tile.keys if case.is_deterministic else MIN_SPLIT_TILES, case.is_deterministic)
+    plan = SplitPlan(4, FIXED_SPLIT // tile.keys if case.is_deterministic else MIN_SPLIT_TILES, case.is_deterministic)
     types = case.types | {
         "output_ptr": pointer(case.dtype),
         "parts_ptr": "*fp32" if is_split else None,
@@ -291,4 +294,11 @@ def _variant(case: AttentionCase, *, is_split: bool, has_prefix: bool = False) -
         types["sinks_ptr"] = None
     suffix = ":prefix" if has_prefix else "" if is_split else ":whole"
     constants = case.constants(tile) | {"WINDOW": case.window} | plan.constants
-    return Variant.of(f"decode:{case.name}{suffix}", decode_kernel, types, constants, **tile.options)
+    return Variant.of(
+        f"decode:{case.name}{suffix}",
+        decode_kernel,
+        types,
+        constants,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

@@ -204,7 +204,8 @@ def deterministic_tile_shape(group: int, head_dim: int, dtype: torch.dtype, page
     """The tile that decode and prefill share where they must agree bit for bit: what is merged takes registers too."""
     shape = prefill_tile_shape(group, head_dim, dtype, pages_dtype)
     rows = max(min(shape.rows, 64), triton.next_power_of_2(group))
-    return TileShape(rows, shape.keys, num_warps=shape.num_warps, num_stages=shape.num_stages)
+    keys = shape.keys if head_dim <= 128 else 16
+    return TileShape(rows, keys, num_warps=shape.num_warps, num_stages=shape.num_stages)
 
 
 def prefill_attention(
@@ -271,4 +272,6 @@ def _variant(case: AttentionCase) -> Variant:
     tile = choose_tile(case.group, case.head_dim, case.dtype, case.pages_dtype)
     constants = case.constants(tile) | {"WINDOW": case.window, "SPAN": FIXED_SPLIT if case.is_deterministic else 0}
     types = case.types | {"output_ptr": pointer(case.dtype)}
-    return Variant.of(f"prefill:{case.name}", prefill_kernel, types, constants, **tile.options)
+    return Variant.of(
+        f"prefill:{case.name}", prefill_kernel, types, constants, num_warps=tile.num_warps, num_stages=tile.num_stages
+    )

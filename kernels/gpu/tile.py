@@ -23,10 +23,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu.pages import find_slots, load_rows, load_scales
+from kernels.gpu.variant import warps_on
 
 LOG2_E = math.log2(math.e)
 
@@ -152,5 +154,6 @@ class TileShape:
 
     @property
     def options(self) -> dict[str, int]:
-        """Options of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        """Options of a launch on this machine's kind of GPU."""
+        backend = "cuda" if torch.version.hip is None else "hip"
+        return {"num_warps": warps_on(backend, self.num_warps), "num_stages": self.num_stages}

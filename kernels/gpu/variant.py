@@ -29,6 +29,15 @@ TRITON_TYPES = {
 }
 
 
+# AMD's warps have 64 lanes: with 8 of them a lane has but 256 registers, and large tiles spill; with 4 it has 512.
+MOST_HIP_WARPS = 4
+
+
+def warps_on(backend: str, num_warps: int) -> int:
+    """Warps to a program on "cuda" or "hip", where ``num_warps`` are right for the former."""
+    return min(num_warps, MOST_HIP_WARPS) if backend == "hip" else num_warps
+
+
 def pointer(dtype: torch.dtype) -> str:
     """Triton's type of a pointer to ``dtype``."""
     return f"*{TRITON_TYPES[dtype]}"
@@ -84,8 +93,13 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """``options`` of ``triton.compile``, as every launch here gives them."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        """``options`` of ``triton.compile`` for NVIDIA GPUs, as every launch here gives them."""
+        return self.options_on("cuda")
+
+    def options_on(self, backend: str) -> dict[str, Any]:
+        """``options`` of ``triton.compile`` for "cuda" or "hip"."""
+        num_warps = warps_on(backend, self.num_warps)
+        return {"num_warps": num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
     @property
     def needs_fp8(self) -> bool:

@@ -92,9 +92,8 @@ def test_a_sink_is_a_position_whose_value_is_zero() -> None:
     padded = dense(torch.cat([zeros, query]), torch.cat([zeros, key]), torch.cat([zeros, value]))[1:]
     assert_equal(attend(query, key, value, sinks=torch.zeros(4)), padded)
     twice = [torch.cat([zeros, zeros, rows]) for rows in (query, key, value)]
-    heads = torch.tensor(
-        [2.0, 1.0, 0.0, 2.0], dtype=torch.float64
-    ).log()  # a sink of log 2 weighs as two positions, one of -inf as none
+    # A sink of log 2 weighs as two positions, one of -inf as none.
+    heads = torch.tensor([2.0, 1.0, 0.0, 2.0], dtype=torch.float64).log()
     mixed = attend(query, key, value, sinks=heads)
     assert_equal(mixed[:, 1], padded[:, 1])
     assert_equal(mixed[:, [0, 3]], dense(*twice)[2:][:, [0, 3]])

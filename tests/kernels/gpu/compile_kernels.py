@@ -44,7 +44,7 @@ def compile_variant(name: str, variant: Variant, architecture: str) -> Cost:
     source = ASTSource(
         fn=variant.kernel, signature=variant.signature, constexprs=variant.constexprs, attrs=variant.attributes
     )
-    compiled = triton.compile(source, target=target, options=variant.options)
+    compiled = triton.compile(source, target=target, options=variant.options_on(target.backend))
     if not is_cuda:
         text = compiled.asm["amdgcn"]
         spills = re.search(r"\.vgpr_spill_count:\s*(\d+)", text)

@@ -51,6 +51,7 @@ OTHERS = [
     "cascade:128:g8:bfloat16/float8_e4m3fn:plain@sm_90",
     "decode:128:g8:bfloat16/bfloat16:window+softcap+sinks@gfx942",
     "prefill:128:g4:bfloat16/bfloat16:plain@gfx942",
+    "prefill:64:g1:float16/int8:window+sinks@gfx942",
 ]
 
 

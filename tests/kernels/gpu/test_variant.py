@@ -56,3 +56,9 @@ def test_a_pointer_left_out_is_a_constant_of_none() -> None:
 def test_options_name_fusion_since_its_default_differs_between_versions() -> None:
     variant = importlib.import_module("kernels.gpu.reduce").variants()[0]
     assert variant.options == {"num_warps": 1, "num_stages": 3, "enable_fp_fusion": True}
+
+
+def test_amd_gets_four_warps_at_most_for_its_wide_warps() -> None:
+    variants = {variant.num_warps: variant for variant in importlib.import_module("kernels.gpu.prefill").variants()}
+    assert [variants[8].options_on(backend)["num_warps"] for backend in ("cuda", "hip")] == [8, 4]
+    assert [variants[4].options_on(backend)["num_warps"] for backend in ("cuda", "hip")] == [4, 4]
