@@ -55,9 +55,10 @@ def draw_by_id(
     draw,
     VOCAB: tl.constexpr,
     CHUNKS_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
 ):
-    """The token at ``draw`` of the cumulative distribution over ids: its chunk first, then its place in it."""
+    """The token at ``draw`` of the cumulative distribution over ids: its chunk first, its segment, then its place."""
     chunks = tl.arange(0, CHUNKS_PADDED)
     scaled = weigh(distance(chunk_peaks, peak), sharpness).to(tl.float64) * chunk_weights.to(tl.float64)
     scaled = tl.where(chunk_weights > 0.0, scaled, 0.0)
@@ -68,12 +69,21 @@ def draw_by_id(
     chunk = tl.minimum(tl.min(tl.where(cumulative > target, chunks, CHUNKS_PADDED - 1), axis=0), last)
     before = tl.max(tl.where(chunks < chunk, cumulative, 0.0), axis=0)
 
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    segments = chunk * SEGMENTS + tl.arange(0, SEGMENTS)
+    ids = segments[:, None] * SEGMENT + tl.arange(0, SEGMENT)[None, :]
+    weights = weigh(distance(load_logits(row_ptr, ids, ids < VOCAB), peak), sharpness)
+    sums = tl.sum(tl.where(ids < VOCAB, weights, 0.0), axis=1).to(tl.float64)
+    cumulative = before + tl.cumsum(sums, axis=0)
+    last = tl.max(tl.where(sums > 0.0, segments, chunk * SEGMENTS))
+    segment = tl.minimum(tl.min(tl.where(cumulative > target, segments, VOCAB)), last)
+    before = tl.maximum(before, tl.max(tl.where(segments < segment, cumulative, 0.0)))
+
+    ids = segment * SEGMENT + tl.arange(0, SEGMENT)
     weights = weigh(distance(load_logits(row_ptr, ids, ids < VOCAB), peak), sharpness)
     weights = tl.where(ids < VOCAB, weights, 0.0)
-    inner = before + tl.cumsum(weights.to(tl.float64), axis=0)
-    last_id = tl.max(tl.where(weights > 0.0, ids, 0), axis=0)
-    return tl.minimum(tl.min(tl.where(inner > target, ids, VOCAB - 1), axis=0), last_id)
+    cumulative = before + tl.cumsum(weights.to(tl.float64), axis=0)
+    last = tl.max(tl.where(weights > 0.0, ids, segment * SEGMENT))
+    return tl.minimum(tl.min(tl.where(cumulative > target, ids, VOCAB)), last)
 
 
 @triton.jit
@@ -109,7 +119,7 @@ def draw_by_distance(
     if has_top_k:
         reach = nearest_segments(segment_bits, limit)
     wanted_weight = (total * top_p.to(tl.float64) * UNIT).to(tl.int64)
-    if has_top_p & (limit == VOCAB):
+    if has_top_p & (not has_top_k):
         num_wanted = tl.full([], FIRST_SEGMENTS, tl.int32)
         num_listed = tl.full([], 0, tl.int32)
         found_weight = tl.full([], -1, tl.int64)
@@ -124,35 +134,49 @@ def draw_by_distance(
     else:
         num_listed = list_segments(listed_ptr, segment_bits, reach, NUM_SEGMENTS)
 
-    # The kept tokens: all nearer than ``edge``, and the first ``num_at_edge`` of those just there.
+    # The kept tokens are all nearer than ``edge`` and the first ``num_at_edge`` of those just there. Three searches in
+    # one loop, so that its body is compiled once: top-k, top-p, and the draw among what they kept.
     edge = reach
     num_at_edge = tl.full([], VOCAB, tl.int64)
     kept_weight = tl.full([], 0, tl.int64)
-    if has_top_k:
-        edge, count, weight = find_reach(
-            row_ptr, listed_ptr, num_listed, peak, sharpness, reach, limit, 0, VOCAB, SEGMENT, SEGMENTS
-        )
-        num_at_edge = (limit - count).to(tl.int64)
-        kept_weight = weight + num_at_edge * units(edge, sharpness)
-        wanted_weight = (kept_weight.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
-    if has_top_p:
-        closer, _, weight = find_reach(
-            row_ptr, listed_ptr, num_listed, peak, sharpness, edge, 1, wanted_weight, VOCAB, SEGMENT, SEGMENTS
-        )
-        each = units(closer, sharpness)
-        needed = tl.maximum(tl.cdiv(wanted_weight - weight, tl.maximum(each, 1)), 1)
-        num_at_edge = tl.where(closer == edge, tl.minimum(needed, num_at_edge), needed)
-        edge = closer
-        kept_weight = weight + num_at_edge * each
-    if (kept_by_min_p < edge) | (not (has_top_k | has_top_p)):
-        edge = tl.minimum(kept_by_min_p, edge)
-        _, kept_weight, _, _ = measure(row_ptr, listed_ptr, num_listed, peak, sharpness, edge, VOCAB, SEGMENT, SEGMENTS)
-
-    # floor(draw * kept weight) of 53 and 62 bits; the token is the first whose cumulative weight exceeds it.
-    target = tl.umulhi(draw << 11, kept_weight.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-    target = tl.minimum(target, kept_weight - 1)
-    reach, _, weight = find_reach(
-        row_ptr, listed_ptr, num_listed, peak, sharpness, edge, 1, target + 1, VOCAB, SEGMENT, SEGMENTS
-    )
-    place = (target - weight) // tl.maximum(units(reach, sharpness), 1)
-    return nth_at_distance(row_ptr, listed_ptr, num_listed, peak, reach, place, VOCAB, SEGMENT, SEGMENTS)
+    place = tl.full([], 0, tl.int64)
+    for search in range(0, 3):
+        is_draw = search == 2
+        if is_draw:
+            if (kept_by_min_p < edge) | (not (has_top_k | has_top_p)):
+                edge = tl.minimum(kept_by_min_p, edge)
+                _, kept_weight, _, _ = measure(
+                    row_ptr, listed_ptr, num_listed, peak, sharpness, edge, VOCAB, SEGMENT, SEGMENTS
+                )
+            # floor(draw * kept weight), of 53 and 62 bits: the draw is the first token whose cumulative weight is more
+            target = tl.umulhi(draw << 11, kept_weight.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+            wanted_weight = tl.minimum(target, kept_weight - 1) + 1
+        is_top_p = (search == 1) & has_top_p
+        is_top_k = (search == 0) & has_top_k
+        if is_top_k | is_top_p | is_draw:
+            found, count, weight = find_reach(
+                row_ptr,
+                listed_ptr,
+                num_listed,
+                peak,
+                sharpness,
+                edge,
+                tl.where(is_top_k, limit, 1),
+                tl.where(is_top_k, 0, wanted_weight),
+                VOCAB,
+                SEGMENT,
+                SEGMENTS,
+            )
+            each = units(found, sharpness)
+            if is_top_k:
+                num_at_edge = (limit - count).to(tl.int64)
+                kept_weight = weight + num_at_edge * each
+                wanted_weight = (kept_weight.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
+            elif is_top_p:
+                needed = tl.maximum(tl.cdiv(wanted_weight - weight, tl.maximum(each, 1)), 1)
+                num_at_edge = tl.where(found == edge, tl.minimum(needed, num_at_edge), needed)
+                kept_weight = weight + num_at_edge * each
+            else:
+                place = (wanted_weight - 1 - weight) // tl.maximum(each, 1)
+            edge = found
+    return nth_at_distance(row_ptr, listed_ptr, num_listed, peak, edge, place, VOCAB, SEGMENT, SEGMENTS)

@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.variant import Variant, pointer
+from kernels.gpu.variant import Variant, pointer, warps_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def grouped_gemm(
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
         GATHERS=token_ids is not None,
-        num_warps=shape.num_warps,
+        num_warps=warps_here(shape.num_warps),
         num_stages=shape.num_stages,
         enable_fp_fusion=True,
     )

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.variant import Variant, pointer
+from kernels.gpu.variant import Variant, pointer, warps_here
 
 TILE_ELEMENTS = 4096  # what one program holds, unless a single row is larger
 LARGEST_SIZE = 65536
@@ -118,7 +118,7 @@ def _launch(
         SIZE_PADDED=triton.next_power_of_2(size),
         ROWS=rows,
         HAS_RESIDUAL=has_residual,
-        num_warps=num_warps,
+        num_warps=warps_here(num_warps),
         enable_fp_fusion=True,
     )
 

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from kernels.gpu.moe_gemm import GemmTile
-from kernels.gpu.variant import Variant, pointer
+from kernels.gpu.variant import Variant, pointer, warps_here
 
 INT4_GROUPS = (32, 64, 128)
 
@@ -178,7 +178,7 @@ def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile |
         OUT_FEATURES=out_features,
         IN_FEATURES=in_features,
         **_blocks(shape, weight.group),
-        num_warps=shape.num_warps,
+        num_warps=warps_here(shape.num_warps),
         num_stages=shape.num_stages,
         enable_fp_fusion=True,
     )
@@ -193,12 +193,12 @@ def _blocks(tile: GemmTile, group: int) -> dict[str, int]:
 def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTile:
     """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group of int4 codes."""
     if dtype == torch.float32:
-        return GemmTile(rows=16, columns=32, depth=group or 32, num_warps=4, num_stages=2)
-    if num_rows <= 16:
-        return GemmTile(rows=16, columns=32, depth=group or 256, num_warps=4, num_stages=4)
+        return GemmTile(rows=16, columns=32, depth=group or 32, num_warps=8 if group > 64 else 4, num_stages=2)
+    if num_rows <= 16:  # 2 KiB of int4 codes or 8 KiB of int8 codes at once: 16 bytes a thread at least
+        return GemmTile(rows=16, columns=4096 // group if group else 32, depth=group or 256, num_warps=4, num_stages=4)
     if num_rows <= 64:
         return GemmTile(rows=64, columns=64, depth=group or 64, num_warps=4, num_stages=3)
-    return GemmTile(rows=128, columns=128, depth=group or 64, num_warps=8, num_stages=3)
+    return GemmTile(rows=128, columns=64 if group else 128, depth=group or 64, num_warps=8, num_stages=3)
 
 
 def variants() -> list[Variant]:

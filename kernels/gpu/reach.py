@@ -162,15 +162,19 @@ def nth_at_distance(
     SEGMENT: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """The id of token number ``place``, by id, of those exactly ``reach`` away."""
-    found = tl.full([], VOCAB - 1, tl.int32)
+    """The id of token number ``place``, by id, of those exactly ``reach`` away: its segment first, then its place."""
+    slot = num_listed - 1
     before = tl.full([], 0, tl.int32)
+    skipped = tl.full([], 0, tl.int32)
     for start in range(0, num_listed, SEGMENTS):
-        bits, ids = tile_distances(row_ptr, listed_ptr, num_listed, start, peak, VOCAB, SEGMENT, SEGMENTS)
-        equal = tl.reshape((bits == reach).to(tl.int32), (SEGMENT * SEGMENTS,))
-        rank = before + tl.cumsum(equal, axis=0) - 1
-        chosen = (equal == 1) & (rank == place)
-        flat = tl.reshape(ids, (SEGMENT * SEGMENTS,))
-        found = tl.minimum(found, tl.min(tl.where(chosen, flat, VOCAB - 1), axis=0))
-        before += tl.sum(equal, axis=0)
-    return found
+        bits, _ = tile_distances(row_ptr, listed_ptr, num_listed, start, peak, VOCAB, SEGMENT, SEGMENTS)
+        counts = tl.sum((bits == reach).to(tl.int32), axis=1)
+        cumulative = before + tl.cumsum(counts, axis=0)
+        slot = tl.minimum(slot, tl.min(tl.where(cumulative > place, start + tl.arange(0, SEGMENTS), num_listed)))
+        skipped = tl.maximum(skipped, tl.max(tl.where(cumulative <= place, cumulative, 0)))
+        before += tl.sum(counts)
+    ids = tl.load(listed_ptr + slot) * SEGMENT + tl.arange(0, SEGMENT)
+    bits = distance(load_logits(row_ptr, ids, ids < VOCAB), peak).to(tl.int32, bitcast=True)
+    equal = ((bits == reach) & (ids < VOCAB)).to(tl.int32)
+    is_chosen = (equal == 1) & (skipped + tl.cumsum(equal, axis=0) - 1 == place)
+    return tl.min(tl.where(is_chosen, ids, VOCAB - 1))

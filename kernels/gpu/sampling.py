@@ -33,10 +33,11 @@ import triton.language as tl
 
 from kernels.gpu.draw import draw_by_distance, draw_by_id, uniform_bits
 from kernels.gpu.reach import INFINITE, distance, load_logits, sharpness_of, weigh
-from kernels.gpu.variant import Variant, pointer
+from kernels.gpu.variant import Variant, pointer, warps_here
 
 SEGMENT = 128
-CHUNK_SEGMENTS = 32  # 4,096 tokens: one program of ``summarise``, and what ``sample`` looks at in one go
+CHUNK_SEGMENTS = 32  # 4,096 tokens: one program of ``summarise``
+LISTED_SEGMENTS = 16  # 2,048 tokens: what ``sample`` measures at once
 FIRST_SEGMENTS = 64  # looked at first where the weight that is wanted does not say how many tokens make it up
 SUMMARISE_WARPS = 4
 SAMPLE_WARPS = 8
@@ -120,6 +121,7 @@ def sample_kernel(
     CHUNKS_PADDED: tl.constexpr,
     SEGMENT: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    LISTED_SEGMENTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
     FIRST_SEGMENTS: tl.constexpr,
 ):
@@ -144,7 +146,7 @@ def sample_kernel(
     min_p = tl.load(min_p_ptr + row)
     if (top_k <= 0) & (top_p >= 1.0) & (min_p <= 0.0):
         token = draw_by_id(
-            row_ptr, chunk_peaks, chunk_weights, peak, sharpness, draw, VOCAB, CHUNKS_PADDED, SEGMENT * SEGMENTS
+            row_ptr, chunk_peaks, chunk_weights, peak, sharpness, draw, VOCAB, CHUNKS_PADDED, SEGMENT, SEGMENTS
         )
         tl.store(tokens_ptr + row, token.to(tl.int64))
         return
@@ -173,7 +175,7 @@ def sample_kernel(
         draw,
         VOCAB,
         SEGMENT,
-        SEGMENTS,
+        LISTED_SEGMENTS,
         NUM_SEGMENTS,
         FIRST_SEGMENTS,
     )
@@ -224,7 +226,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> torch.Tensor:
         inputs.output_index,
         logits.stride(0),
         **shape,
-        num_warps=SAMPLE_WARPS,
+        num_warps=warps_here(SAMPLE_WARPS),
         enable_fp_fusion=True,
     )
     return tokens
@@ -250,6 +252,7 @@ def shape_constants(vocab_size: int) -> dict[str, int]:
         "CHUNKS_PADDED": max(2, triton.next_power_of_2(num_chunks)),
         "SEGMENT": SEGMENT,
         "SEGMENTS": CHUNK_SEGMENTS,
+        "LISTED_SEGMENTS": LISTED_SEGMENTS,
         "NUM_SEGMENTS": triton.next_power_of_2(num_chunks * CHUNK_SEGMENTS),
         "FIRST_SEGMENTS": FIRST_SEGMENTS,
     }
@@ -261,9 +264,14 @@ def variants() -> list[Variant]:
     summaries = {name: pointer(torch.float32) for name in floats} | {"chunk_best_ptr": pointer(torch.int32)}
     parameters = {f"{name}_ptr": pointer(dtype) for name, dtype in PARAMETER_DTYPES.items()}
     results = {"tokens_ptr": pointer(torch.int64), "listed_ptr": pointer(torch.int32)}
+    vocabularies = {
+        torch.float32: (262_144, 128_256, 32_000),
+        torch.bfloat16: (262_144, 128_256),
+        torch.float16: (128_256,),
+    }
     found = []
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for vocab_size in (262_144, 128_256, 32_000):
+    for dtype, sizes in vocabularies.items():
+        for vocab_size in sizes:
             name = f"{vocab_size} {str(dtype).removeprefix('torch.')}"
             shape = shape_constants(vocab_size)
             logits = {"logits_ptr": pointer(dtype)}

@@ -38,6 +38,11 @@ def warps_on(backend: str, num_warps: int) -> int:
     return min(num_warps, MOST_HIP_WARPS) if backend == "hip" else num_warps
 
 
+def warps_here(num_warps: int) -> int:
+    """Warps to a program on the kind of GPU that this torch is built for."""
+    return warps_on("cuda" if torch.version.hip is None else "hip", num_warps)
+
+
 def pointer(dtype: torch.dtype) -> str:
     """Triton's type of a pointer to ``dtype``."""
     return f"*{TRITON_TYPES[dtype]}"
