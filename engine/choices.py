@@ -44,11 +44,15 @@ class Choices:
         dtype = _choose_dtype(config.dtype, spec, device)
         kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
         backend, warnings = _choose_backend(device, config.deterministic)
+        threads = config.threads or usable_cores()
+        if config.deterministic:
+            threads, limits = _limits_of_determinism(threads, spec, device)
+            warnings += limits
         return cls(
             checkpoint=checkpoint,
             spec=spec,
             device=device,
-            threads=config.threads or usable_cores(),
+            threads=threads,
             dtype=dtype,
             kv_dtype=kv_dtype,
             kv_dtype_name=kv_dtype_name,
@@ -86,6 +90,24 @@ def _choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms |
     if not isinstance(backend, NativeBackend):
         raise ConfigError(f"--quantization {quantization}: only CPUs, with the native library, have kernels for it")
     return WeightForms(Quantization.STORED if quantization == "auto" else Quantization(quantization), backend.library)
+
+
+def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:
+    """Threads that keep a row's bits apart from its batch, and what is not kept apart.
+
+    torch computes activations by vectors of up to 32 elements, and what is left over at the end of a thread's share
+    otherwise, with other last bits. Shares of two threads end where vectors end; those of three, to which a step of few
+    rows is cut also where there are more, end anywhere.
+    """
+    if device.type != "cpu":
+        return threads, [
+            "--deterministic holds for attention only: the order in which a product of matrices adds up is the GPU "
+            "library's choice, and may follow the number of rows"
+        ]
+    most = 2 if spec.intermediate_size % 64 == 0 else 1
+    if threads <= most:
+        return threads, []
+    return most, [f"--deterministic uses {most} of {threads} threads: torch's activations depend on more"]
 
 
 def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dtype:

@@ -49,8 +49,8 @@ class FilledStep:
 class InputBatch:
     """Steps of up to ``max_num_seqs`` requests of up to ``max_model_len`` tokens.
 
-    ``min_rows``: null sequences and repeated draws fill up any step, and any draw, of fewer rows. ``buffers``: those
-    that send to a device with a memory of its own; without, all tensors are the host's.
+    ``min_rows``: tokens of no sequence, and repeated draws, fill up any step, and any draw, of fewer rows. ``buffers``:
+    those that send to a device with a memory of its own; without, all tensors are the host's.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class InputBatch:
         counts = [len(request.token_ids) for request in requests]
         drawing = [row for row, request in enumerate(requests) if request.samples for _ in request.sequence_ids]
         num_tokens, num_real, num_draws = sum(counts), len(requests), len(drawing)
-        padding = max(num_seqs - num_real, self._min_rows - num_tokens, 0)
+        null_seqs = max(num_seqs - num_real, 0)
         shape = StepShape(
-            num_tokens + padding,
-            num_real + padding,
+            max(num_tokens + null_seqs, self._min_rows),
+            num_real + null_seqs,
             max(num_seqs, num_draws, self._min_rows) if drawing else num_seqs,
         )
 
@@ -195,6 +195,7 @@ def _pad(host: StepSections[Array], num_tokens: int, num_seqs: int, num_draws: i
         host.token_ids[num_tokens:] = 0
         host.positions[num_tokens:] = 0
         host.slots[:, num_tokens:] = NULL_SLOT
+    if len(host.seq_lens) > num_seqs:
         host.seq_lens[num_seqs:] = 0
         host.table_rows[num_seqs:] = 0
         host.query_start_loc[num_seqs + 1 :] = np.arange(num_tokens + 1, num_tokens + 1 + len(host.seq_lens) - num_seqs)

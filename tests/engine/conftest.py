@@ -1,4 +1,7 @@
-"""Real engines over tiny models, in this process, with as many or as few pages as a test wants."""
+"""Real engines over tiny models, in this process, with as many or as few pages as a test wants.
+
+On the CPU, or, as a device with memory of its own would be used, on a `FakeDevice`.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from engine import choices, startup
 from engine.config import EngineConfig
+from engine.device_setup import DeviceSetup
 from engine.engine import Engine
 from engine.messages import EngineRequest, EngineStats, RequestDelta, SamplingParams
 from engine.startup import StageTimes, build_engine
+from kernels.backends import choose_backend
+from tests.engine.fake_device import FakeDevice
 
 
 class Rig:
     """One engine. ``run`` checks at its end that every page is free or cached and that the audit is clean."""
 
     def __init__(self, model: Path, settings: dict[str, object]) -> None:
-        config = EngineConfig(model=str(model), dtype="float32", audit_interval=1, threads=1, **settings)
-        self.engine: Engine = build_engine(config, StageTimes(), lambda progress: None)[0]
+        chosen = {"dtype": "float32", "audit_interval": 1, "threads": 1, **settings}
+        config = EngineConfig(model=str(model), **chosen)
+        self.engine: Engine
+        self.engine, self.ready = build_engine(config, StageTimes(), lambda progress: None)
         self.deltas: dict[str, list[RequestDelta]] = {}
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: object) -> None:
@@ -67,3 +76,23 @@ class Rig:
 @pytest.fixture
 def rig() -> Callable[..., Rig]:
     return lambda model, **settings: Rig(model, settings)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """A fake device, which every engine of the test is built on."""
+    fake = FakeDevice()
+
+    def choose_fake_backend(*args: object, **kwargs: object) -> tuple[object, list[str]]:
+        backend, warnings = choose_backend(*args, **kwargs)
+        return fake.backend(backend), warnings
+
+    def choose_setup(config: EngineConfig, chosen: choices.Choices, plan: object) -> DeviceSetup:
+        recorder = None if config.enforce_eager else fake
+        return DeviceSetup(
+            config, chosen, plan, memory=fake.memory, stream=fake.stream, sampler=fake, recorder=recorder
+        )
+
+    monkeypatch.setattr(choices, "choose_backend", choose_fake_backend)
+    monkeypatch.setattr(startup, "choose_setup", choose_setup)
+    return fake
