@@ -153,6 +153,31 @@ def test_nobody_starts_unless_those_that_run_can_grow_by_the_watermark(
     sim.run()
 
 
+def test_those_that_start_in_one_step_leave_room_for_each_other(simulate: type[Simulation]) -> None:
+    """Each wants two pages, and one more for its watermark: two of them in eight, not three."""
+    sim = simulate(num_pages=8, budget=200, watermark_tokens=16)
+    for name in "abc":
+        sim.add(name, 32, 30)
+    sim.step()
+    assert sim.running == ["a", "b"]
+    assert (sim.requests["c"].wanted_pages, sim.blocks.available_pages) == (3 + 1 + 1, 4)
+    sim.run()
+
+
+def test_room_for_samples_that_will_run_beside_a_prompt_is_left_too(simulate: type[Simulation]) -> None:
+    """Two further samples take a copy of the last page each, and one more: four of ten pages, beside two and one."""
+    sim = simulate(num_pages=10, budget=24, watermark_tokens=16, max_num_seqs=8)
+    sim.add("runs", 8, 30)
+    sim.step()
+    sim.add("a", 40, 30, num_samples=3)
+    sim.step()
+    assert sim.running == ["runs", "a"]
+    sim.add("b", 16, 20)
+    sim.step()
+    assert reason(sim, "b") is WaitReason.PAGES
+    sim.run()
+
+
 def test_where_nothing_runs_the_proof_is_enough(simulate: type[Simulation]) -> None:
     sim = simulate(num_pages=4, watermark_tokens=1000, budget=64)
     sim.add("a", 60, 5)

@@ -207,3 +207,16 @@ def test_two_samples_are_charged_for_one_prompt_and_two_answers(simulate: type[S
     sim.add("a", 20, 5, tenant="a", num_samples=2)
     sim.run()
     assert policy.debt("a") == 20 + 2 * (4 + 2 * 5)
+
+
+def test_the_heir_of_an_aborted_sample_does_not_pay_for_what_its_parent_had_computed(
+    simulate: type[Simulation],
+) -> None:
+    policy = FairShare({})
+    sim = simulate(num_pages=32, budget=32, policy=policy, caching=False)
+    sim.add("a", 100, 5, tenant="a", num_samples=2)
+    sim.step()
+    sim.abort("a")
+    sim.run()
+    assert policy.debt("a") == 100 + 4 + 2 * 5
+    assert sim.scheduler.counters.recomputed_tokens == 32

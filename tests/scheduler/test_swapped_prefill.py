@@ -42,7 +42,7 @@ def run(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize("windows", PLANS)
 def test_a_prompt_swapped_out_half_way_is_finished(windows: tuple[int | None, ...]) -> None:
     swaps = 0
-    for seed in range(800):
+    for seed in range(400):
         rng = random.Random(seed)
         block_size, budget = rng.choice([1, 2, 4]), rng.choice([4, 8, 12])
         blocks = BlockManager(plan_groups(windows), rng.randrange(10, 60), block_size, num_host_pages=400)
