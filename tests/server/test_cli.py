@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--async-scheduling --no-async-scheduling --stream-queue-position"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
+
+
+def test_the_documentation_for_operators_names_only_flags_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
+    documented = set(re.findall(r"--[a-z][a-z-]+", (ROOT / "docs/scheduling.md").read_text()))
+    assert documented - flags == set()
+    assert {
+        "--scheduling-policy", "--priority-aging", "--tenant-weights", "--long-prefill-token-threshold",
+        "--max-queued-requests", "--max-queued-tokens", "--queue-timeout", "--watermark-tokens", "--max-overtakes",
+        "--async-scheduling", "--stream-queue-position",
+    } <= documented  # fmt: skip
 
 
 def test_flags_left_out_mean_the_defaults_of_the_engine() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from itertools import product
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,6 +25,8 @@ from server.engine_metrics import (
 )
 from server.generation import Generation
 from server.metrics import REFUSAL_REASONS
+
+ROOT = Path(__file__).parents[2]
 
 
 def preemptions(swaps_for_decodes: int) -> list[PreemptionCount]:
@@ -101,6 +104,13 @@ async def test_every_reason_of_a_miss_and_every_state_of_a_host_page_is_there_fr
     for state in ("free", "prefix", "swapped"):
         assert await api.metric(f'octavo_host_pages{{state="{state}"}}') == 0
     assert list(MISS_REASONS) == list(MissReason)
+
+
+async def test_i01_the_documentation_names_every_metric_and_no_other(api) -> None:
+    families = list(text_string_to_metric_families((await api.http.get("/metrics")).text))
+    served = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    documented = set(re.findall(r"\boctavo_\w+", (ROOT / "docs/api.md").read_text()))
+    assert served == documented
 
 
 async def test_names_tell_type_and_unit_as_prometheus_asks(api) -> None:

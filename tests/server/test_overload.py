@@ -148,6 +148,10 @@ async def test_a_waiting_request_is_explained_to_the_key_that_sent_it(overload: 
         mine, other = ({"authorization": f"Bearer {key}"} for key in KEYS)
         running = asyncio.create_task(server.complete(max_tokens=1900, headers=mine | {"x-request-id": "long"}))
         await server.sent(1)
+        async with asyncio.timeout(20):
+            status = None
+            while status != "running":
+                status = (await server.http.get("/v1/requests/long", headers=mine)).json()["status"]
         waiting = asyncio.create_task(server.complete(headers=mine | {"x-request-id": "short"}))
         await server.sent(2)
         body = (await server.http.get("/v1/requests/short", headers=mine)).json()
