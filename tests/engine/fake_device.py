@@ -103,7 +103,7 @@ class Tape(TorchDispatchMode):
 
         if self.is_muted:
             return call()
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
             raise RuntimeError("operation not permitted when stream is capturing")
         result = call()
         given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if _has_storage(one)}

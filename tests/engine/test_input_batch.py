@@ -12,6 +12,7 @@ from block_manager.groups import LayerGroup, plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.manager import BlockManager
 from engine.input_batch import InputBatch, StepTensors
+from engine.step_buffers import StepShape
 from kernels.attention import AttentionMetadata
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 from scheduler.config import SchedulerConfig
@@ -170,6 +171,49 @@ def test_a_sequence_may_fill_the_last_block_of_its_row() -> None:
     step = inputs(FULL, longest=63).prepare(batch(share("a", [1] * 63, 0, table)))
     assert only(step).block_table.tolist() == [list(range(1, 17))]
     assert only(step).slot_mapping.tolist() == list(range(4, 67))
+
+
+def test_null_sequences_fill_a_step_up_to_a_size() -> None:
+    made = InputBatch(FULL, 4, 8, 64, torch.device("cpu"))
+    filled = made.fill(batch(share("a", [5], 8, [(1,), (2,), (9,)]), share("b", [6], 3, [(4,)])), 5)
+    assert filled.shape == (5, 5, 5)
+    step = made.tensors(filled.shape, 1, 64)
+    metadata = only(step)
+    assert step.token_ids.tolist() == [5, 6, 0, 0, 0]
+    assert step.positions.tolist() == [8, 3, 0, 0, 0]
+    assert metadata.slot_mapping.tolist() == [36, 19, -1, -1, -1]
+    assert metadata.seq_lens.tolist() == [9, 4, 0, 0, 0]
+    assert metadata.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5]
+    assert step.logits_rows.tolist() == [0, 1, 0, 0, 0]
+    assert metadata.block_table.shape == (5, 16)
+    assert metadata.block_table[:2, :3].tolist() == [[1, 2, 9], [4, 0, 0]]
+
+
+def test_a_step_of_null_sequences_alone_has_all_lengths_and_no_slot() -> None:
+    made = InputBatch(FULL, 4, 8, 64, torch.device("cpu"))
+    filled = made.fill_null(StepShape(9, 3, 2))
+    assert (filled.max_query_len, filled.max_seq_len) == (7, 64)
+    metadata = only(made.tensors(filled.shape, filled.max_query_len, filled.max_seq_len))
+    assert metadata.query_start_loc.tolist() == [0, 7, 8, 9]
+    assert metadata.seq_lens.tolist() == [0, 0, 0]
+    assert metadata.slot_mapping.tolist() == [-1] * 9
+
+
+def test_rows_of_no_sequence_fill_a_lone_token_and_a_lone_draw() -> None:
+    made = InputBatch(FULL, 4, 8, 64, torch.device("cpu"), min_rows=2)
+    step = made.prepare(batch(share("a", [5], 3, [(7,)])))
+    assert (step.token_ids.tolist(), step.logits_rows.tolist()) == ([5, 0], [0, 0])
+    assert only(step).query_start_loc.tolist() == [0, 1]
+    assert only(step).slot_mapping.tolist() == [31, -1]
+    step = made.prepare(batch(share("b", [5, 6, 7], 0, [(8,)])))
+    assert (step.token_ids.tolist(), step.logits_rows.tolist()) == ([5, 6, 7], [2, 0])
+    step = made.prepare(batch(share("c", [5, 6], 0, [(9,)], samples=False)))
+    assert (step.token_ids.tolist(), step.logits_rows.tolist()) == ([5, 6], [])
+
+
+def test_samples_of_one_prompt_have_a_row_of_logits_each() -> None:
+    family = share("a", [5, 6], 0, [(7,)])._replace(sequence_ids=("a", "b", "c"))
+    assert inputs(FULL).prepare(batch(family, share("d", [1], 0, [(8,)]))).logits_rows.tolist() == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("windows", [[None], [9], [None, 9], [5, 5, None, 5, 11]], ids=str)
