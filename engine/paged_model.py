@@ -35,8 +35,15 @@ class PagedModel:
     @torch.inference_mode()
     def logits(self, step: StepTensors) -> torch.Tensor:
         """Float32 logits [num_draws, vocab]; stores the step's keys and values."""
-        layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
-        return self._model.forward(step.token_ids, step.positions, layers, step.logits_rows)
+        return self._model.forward(step.token_ids, step.positions, self._paged_layers(step), step.logits_rows)
+
+    @torch.inference_mode()
+    def greedy(self, step: StepTensors) -> torch.Tensor:
+        """The most likely token of each draw, int64 [num_draws], as `logits` has it."""
+        return self._model.greedy(step.token_ids, step.positions, self._paged_layers(step), step.logits_rows)
+
+    def _paged_layers(self, step: StepTensors) -> list[PagedLayer]:
+        return [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
 
     def move_pages(self, transfers: Sequence[Transfer]) -> None:
         """Carry out what the block manager decided, in its order."""

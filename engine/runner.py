@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import torch
-
 from block_manager.kv_cache import KVCache
 from engine.input_batch import InputBatch
 from engine.messages import SamplingParams
@@ -41,19 +39,25 @@ class Runner:
     def _draw(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, DrawnToken]:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
-        logits = self.logits(batch)
+        step = self._inputs.prepare(batch)
         drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
-        if not drawing:
-            return {}
         params = [sampling[name] for _, name in drawing]
-        draws = [
-            uniform_draw(one.seed or 0, request.output_index) for one, (request, _) in zip(params, drawing, strict=True)
-        ]
-        token_ids = self._sampler.sample(logits, params, draws)
+        logits = None
+        if all(one.temperature == 0.0 and not one.rank for one in params):
+            token_ids = self._model.greedy(step)[: len(drawing)].tolist()
+        else:
+            logits = self._model.logits(step)[: len(drawing)]
+            draws = [
+                uniform_draw(one.seed or 0, request.output_index)
+                for one, (request, _) in zip(params, drawing, strict=True)
+            ]
+            token_ids = self._sampler.sample(logits, params, draws)
         self._newest = {name: token_id for (_, name), token_id in zip(drawing, token_ids, strict=True)}
         return {
-            name: DrawnToken(token_id, log_probability(row, token_id) if one.rank else 0.0)
-            for (_, name), token_id, row, one in zip(drawing, token_ids, logits, params, strict=True)
+            name: DrawnToken(
+                token_id, log_probability(logits[row], token_id) if logits is not None and params[row].rank else 0.0
+            )
+            for row, ((_, name), token_id) in enumerate(zip(drawing, token_ids, strict=True))
         }
 
     def _fill_in(self, batch: ScheduledBatch) -> None:
@@ -65,9 +69,3 @@ class Runner:
         for request in batch.requests:
             if request.token_ids[-1] == PLACEHOLDER:
                 request.token_ids[-1] = newest.get(request.request_id, 0)
-
-    def logits(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Float32 logits [num_draws, vocab]: the last row of each request that samples, per sequence of it."""
-        step = self._inputs.prepare(batch)
-        num_draws = sum(len(request.sequence_ids) for request in batch.requests if request.samples)
-        return self._model.logits(step)[:num_draws]

@@ -69,16 +69,41 @@ class Decoder:
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
         """See ``models.model.CausalLM.forward``."""
-        x = self._embedding(token_ids)
-        rotations = [rotary(positions) for rotary in self._rotaries]
-        for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
-            x = layer(x, rotations[rotary], paged)
-        x = x[logits_rows]
+        x = self._last_hidden(token_ids, positions, layers, logits_rows)
         if isinstance(self._head, Linear):
             return self._head.of_normed(x, self._norm).float()
         if self._head.is_kept:
             return self._head.of_normed(x, self._norm.weight, self._norm.eps).float()
         return self._head(self._norm(x)).float()
+
+    def greedy(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``models.model.CausalLM.greedy``."""
+        x = self._last_hidden(token_ids, positions, layers, logits_rows)
+        if isinstance(self._head, Linear):
+            return self._head.argmax_of_normed(x, self._norm)
+        if self._head.is_kept:
+            return self._head.argmax_of_normed(x, self._norm.weight, self._norm.eps)
+        return self._head(self._norm(x)).float().argmax(dim=-1)
+
+    def _last_hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [num_rows, hidden_size] before the last norm."""
+        x = self._embedding(token_ids)
+        rotations = [rotary(positions) for rotary in self._rotaries]
+        for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
+            x = layer(x, rotations[rotary], paged)
+        return x[logits_rows]
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""

@@ -53,6 +53,12 @@ class Linear:
             return self._product.of_normed(x, norm.weight, norm.eps)
         return self._product(norm(x))
 
+    def argmax_of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """The place of the largest of each row of `of_normed`, int64."""
+        if self._product.is_kept:
+            return self._product.argmax_of_normed(x, norm.weight, norm.eps)
+        return self._product(norm(x)).float().argmax(dim=-1)
+
     def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """The product of ``activation(gate) * up``, for the two halves of ``gate_up``."""
         if self._product.is_kept:

@@ -42,6 +42,13 @@ class MatrixProduct:
         assert self._kept is not None
         return self._finish(self._kept.multiply(x, Prologue.RMS_NORM, norm_weight, eps), x.dtype)
 
+    def argmax_of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The place of the largest of each row of `of_normed`, int64; only while `is_kept`."""
+        assert self._kept is not None
+        if self.bias is None and x.dtype == torch.float32:
+            return self._kept.argmax(x, Prologue.RMS_NORM, norm_weight, eps)
+        return self.of_normed(x, norm_weight, eps).float().argmax(dim=-1)
+
     def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """The product of ``activation(gate) * up``; only while `is_kept`."""
         assert self._kept is not None

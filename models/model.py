@@ -55,6 +55,18 @@ class CausalLM(Protocol):
         [num_rows, vocab_size]. The caller holds ``torch.inference_mode``.
         """
 
+    def greedy(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Like `forward`; of each row only the place of its largest logit, the first of equal ones, int64 [num_rows].
+
+        Cheaper where the logits need not be stored for that.
+        """
+
     def parameters(self) -> Mapping[str, Parameter]:
         """Every weight that can be filled, under the name it has in Hugging Face checkpoints; before loading, all."""
 

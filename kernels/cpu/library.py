@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "octavo_pack_stored_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
     "octavo_pack_float_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
     "octavo_product": [_INT, _INT, _POINTER],
+    "octavo_product_argmax": [_INT, _INT, _POINTER, _POINTER],
     "octavo_unpack_rows": [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
 }
 

@@ -1,6 +1,8 @@
 // C interface of products with quantised weights: checks sizes, shares the panels out among OpenMP threads.
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
+#include <new>
 #include <vector>
 
 #include "dispatch.h"
@@ -64,35 +66,67 @@ float* reserve_floats(int64_t count) {
   return float_scratch.data();
 }
 
-Status product(const ProductCall& call, const ProductTable& kernels, int num_threads) {
-  int64_t num_panels = 0;
-  std::vector<int64_t> first_panels, first_rows;
-  int64_t rows_before = 0;
-  for (int m = 0; m < call.num_matrices; ++m) {
-    const QuantisedMatrix& matrix = call.matrices[m];
-    if (!is_sound(matrix.kind, call.columns) || matrix.rows < 1) return bad_layout;
-    first_panels.push_back(num_panels);
-    first_rows.push_back(rows_before);
-    num_panels += (matrix.rows + kPanelRows - 1) / kPanelRows;
-    rows_before += matrix.rows;
+// The panels of all matrices of a call, numbered through.
+class Panels {
+ public:
+  explicit Panels(const ProductCall& call) : call_(call) {
+    for (int m = 0; m < call.num_matrices; ++m) {
+      const QuantisedMatrix& matrix = call.matrices[m];
+      is_sound_ = is_sound_ && is_sound(matrix.kind, call.columns) && matrix.rows >= 1;
+      first_panels_.push_back(count_);
+      first_rows_.push_back(num_outputs_);
+      count_ += (matrix.rows + kPanelRows - 1) / kPanelRows;
+      num_outputs_ += matrix.rows;
+    }
   }
-  const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
-  if (num_panels * kPanelRows * call.columns < kSerialCodes) num_threads = 1;
+
+  bool are_sound() const { return is_sound_; }
+  int64_t count() const { return count_; }
+
+  // Output rows [first, first + count) that a panel gives.
+  struct Outputs {
+    int64_t first;
+    int count;
+  };
+
+  // Multiplies a panel into its place in `output`, the start of an output row of `stride` floats.
+  Outputs multiply(const ProductTable& kernels, const QuantisedRows& rows, int64_t panel, float* output,
+                   int64_t stride) const {
+    const int m = matrix_of(panel);
+    const int64_t index = panel - first_panels_[m], first = first_rows_[m] + index * kPanelRows;
+    kernels.multiply_panel(call_.matrices[m], index, rows, call_.num_rows, output + first_rows_[m], stride);
+    return {first, static_cast<int>(std::min<int64_t>(kPanelRows, call_.matrices[m].rows - index * kPanelRows))};
+  }
+
+  // Output row of the panel's first weight row.
+  int64_t first_output(int64_t panel) const {
+    const int m = matrix_of(panel);
+    return first_rows_[m] + (panel - first_panels_[m]) * kPanelRows;
+  }
+
+ private:
+  int matrix_of(int64_t panel) const {
+    int m = call_.num_matrices - 1;
+    while (first_panels_[m] > panel) --m;
+    return m;
+  }
+
+  const ProductCall& call_;
+  std::vector<int64_t> first_panels_, first_rows_;
+  int64_t count_ = 0, num_outputs_ = 0;
+  bool is_sound_ = true;
+};
+
+// Quantises the input, then runs `work(first, last)` over runs of panels: one per thread, in ascending order.
+template <class Work>
+void run(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
+         int num_threads, const Work& work) {
   const bool parallel_rows = num_threads > 1 && call.num_rows > kSerialRows;
   if (!parallel_rows) {
     float* scratch = reserve_floats(call.columns);
     for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
   }
-  const auto multiply = [&](int64_t index) {
-    int m = call.num_matrices - 1;
-    while (first_panels[m] > index) --m;
-    kernels.multiply_panel(call.matrices[m], index - first_panels[m], rows, call.num_rows,
-                           call.output + first_rows[m], call.output_stride);
-  };
-  if (num_threads <= 1) {
-    for (int64_t index = 0; index < num_panels; ++index) multiply(index);
-    return ok;
-  }
+  if (num_threads <= 1) return work(0, 0, panels.count());
 #pragma omp parallel num_threads(num_threads)
   {
     if (parallel_rows) {
@@ -100,8 +134,65 @@ Status product(const ProductCall& call, const ProductTable& kernels, int num_thr
 #pragma omp for schedule(static)
       for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
     }
-#pragma omp for schedule(static) nowait
-    for (int64_t index = 0; index < num_panels; ++index) multiply(index);
+#pragma omp for schedule(static, 1) nowait
+    for (int part = 0; part < num_threads; ++part) {
+      work(part, panels.count() * part / num_threads, panels.count() * (part + 1) / num_threads);
+    }
+  }
+}
+
+int threads_for(const ProductCall& call, const Panels& panels, int num_threads) {
+  return panels.count() * kPanelRows * call.columns < kSerialCodes ? 1 : num_threads;
+}
+
+Status product(const ProductCall& call, const ProductTable& kernels, int num_threads) {
+  const Panels panels(call);
+  if (!panels.are_sound()) return bad_layout;
+  const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
+  run(call, kernels, panels, rows, threads_for(call, panels, num_threads), [&](int, int64_t first, int64_t last) {
+    for (int64_t panel = first; panel < last; ++panel) {
+      panels.multiply(kernels, rows, panel, call.output, call.output_stride);
+    }
+  });
+  return ok;
+}
+
+// The largest output of a row that a thread has seen, and the first place that has it.
+struct Best {
+  float value = -std::numeric_limits<float>::infinity();
+  int64_t index = 0;
+};
+
+// Outputs are never stored: each panel's are looked at while they are in the cache.
+Status argmax(const ProductCall& call, const ProductTable& kernels, int num_threads, int64_t* indices) {
+  const Panels panels(call);
+  if (!panels.are_sound()) return bad_layout;
+  const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
+  num_threads = threads_for(call, panels, num_threads);
+  std::vector<std::vector<Best>> bests(num_threads, std::vector<Best>(call.num_rows));
+  run(call, kernels, panels, rows, num_threads, [&](int part, int64_t first, int64_t last) {
+    std::vector<Best>& best = bests[part];
+    std::vector<float> tile(call.num_rows * kPanelRows);
+    for (int64_t panel = first; panel < last; ++panel) {
+      // a place in an output row of which only this panel's part exists
+      const int64_t start = panels.first_output(panel);
+      const Panels::Outputs outputs = panels.multiply(kernels, rows, panel, tile.data() - start, kPanelRows);
+      for (int64_t row = 0; row < call.num_rows; ++row) {
+        const float* values = tile.data() + row * kPanelRows;
+        float most = values[0];
+        for (int i = 1; i < outputs.count; ++i) most = values[i] > most ? values[i] : most;
+        if (!(most > best[row].value)) continue;
+        const int place = static_cast<int>(std::find(values, values + outputs.count, most) - values);
+        best[row] = {most, outputs.first + place};
+      }
+    }
+  });
+  for (int64_t row = 0; row < call.num_rows; ++row) {
+    Best best = bests[0][row];
+    for (int part = 1; part < num_threads; ++part) {
+      if (bests[part][row].value > best.value) best = bests[part][row];
+    }
+    indices[row] = best.index;
   }
   return ok;
 }
@@ -141,6 +232,17 @@ OCTAVO_EXPORT int octavo_product(int variant, int num_threads, const octavo::Pro
   if (!octavo::supported(variant)) return octavo::bad_variant;
   try {
     return octavo::product(*call, *octavo::product_variants()[variant], std::max(1, num_threads));
+  } catch (const std::bad_alloc&) {
+    return octavo::out_of_memory;
+  }
+}
+
+// The place of the largest output of each input row, the first of equal ones; `output` of the call is not used.
+OCTAVO_EXPORT int octavo_product_argmax(int variant, int num_threads, const octavo::ProductCall* call,
+                                        int64_t* indices) {
+  if (!octavo::supported(variant)) return octavo::bad_variant;
+  try {
+    return octavo::argmax(*call, *octavo::product_variants()[variant], std::max(1, num_threads), indices);
   } catch (const std::bad_alloc&) {
     return octavo::out_of_memory;
   }

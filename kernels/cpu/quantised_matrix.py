@@ -156,6 +156,42 @@ class QuantisedProduct:
         `Prologue.RMS_NORM` first norms each row, by float32 ``norm_weight`` [columns]; for the gated ones ``x`` is
         [num_rows, 2 * columns], and the input is activation(first half) * second half.
         """
+        call, _held = self._call(x, prologue, norm_weight, norm_eps)
+        output = torch.empty(x.shape[0], self.rows, dtype=torch.float32)
+        if not len(output):
+            return output
+        call.output, call.output_stride = output.data_ptr(), self.rows
+        self._library.check(
+            self._library.handle.octavo_product(self._library.variant, torch.get_num_threads(), ctypes.byref(call))
+        )
+        return output
+
+    def argmax(
+        self,
+        x: torch.Tensor,
+        prologue: Prologue = Prologue.NONE,
+        norm_weight: torch.Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> torch.Tensor:
+        """The place of the largest output of each row, the first of equal ones, int64 [num_rows].
+
+        The same as of `multiply`'s outputs, which are never stored here.
+        """
+        call, _held = self._call(x, prologue, norm_weight, norm_eps)
+        places = torch.empty(x.shape[0], dtype=torch.int64)
+        if not len(places):
+            return places
+        self._library.check(
+            self._library.handle.octavo_product_argmax(
+                self._library.variant, torch.get_num_threads(), ctypes.byref(call), places.data_ptr()
+            )
+        )
+        return places
+
+    def _call(
+        self, x: torch.Tensor, prologue: Prologue, norm_weight: torch.Tensor | None, norm_eps: float
+    ) -> tuple[_ProductCall, torch.Tensor]:
+        """The call without its output, and the input that it points to."""
         if x.dtype not in _INPUT_DTYPES:
             x = x.float()
         gated = prologue in (Prologue.SILU, Prologue.GELU_TANH)
@@ -164,7 +200,6 @@ class QuantisedProduct:
             raise ValueError(f"x {tuple(x.shape)} with strides {x.stride()} does not fit {self.columns} columns")
         if (prologue is Prologue.RMS_NORM) != (norm_weight is not None):
             raise ValueError("a norm weight goes with the prologue RMS_NORM, and only with it")
-        output = torch.empty(num_rows, self.rows, dtype=torch.float32)
         call = _ProductCall(
             x.data_ptr(),
             x.stride(0),
@@ -176,10 +211,5 @@ class QuantisedProduct:
             ctypes.addressof(self._descriptions),
             num_rows,
             self.columns,
-            output.data_ptr(),
-            self.rows,
         )
-        self._library.check(
-            self._library.handle.octavo_product(self._library.variant, torch.get_num_threads(), ctypes.byref(call))
-        )
-        return output
+        return call, x

@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from engine.config import ConfigError
+from engine.input_batch import StepTensors
+from engine.messages import SamplingParams
+from engine.step_result import StepResult
 from kernels.cpu import library
 from models.matrix_product import MatrixProduct
 from scheduler.batch import ScheduledBatch
@@ -44,19 +47,26 @@ def wide_llama_dir(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Pat
 def run(engine: object, *, together: bool) -> Logits:
     """Logits of every draw of four prompts, by request and output index."""
     drawn: Logits = {}
-    logits = type(engine.engine.runner).logits.__get__(engine.engine.runner)
+    runner = engine.engine.runner
+    launch, logits = runner.launch, runner._model.logits
+    seen: list[torch.Tensor] = []
 
-    def tapped(batch: ScheduledBatch) -> torch.Tensor:
-        rows = logits(batch)
-        for row, request in zip(rows, [one for one in batch.requests if one.samples], strict=True):
+    def tapped_logits(step: StepTensors) -> torch.Tensor:
+        seen.append(logits(step))
+        return seen[-1]
+
+    def tapped_launch(batch: ScheduledBatch, sampling: dict[str, SamplingParams]) -> StepResult:
+        result = launch(batch, sampling)
+        drawing = [one for one in batch.requests if one.samples]
+        for row, request in zip(seen.pop() if drawing else [], drawing, strict=False):
             drawn[request.request_id, request.output_index] = row.clone()
-        return rows
+        return result
 
-    engine.engine.runner.logits = tapped
+    runner.launch, runner._model.logits = tapped_launch, tapped_logits
     rng = random.Random(8)
     for number, length in enumerate([1, 18, 37, 50]):
         prompt = [256, *(rng.randrange(250) for _ in range(length - 1))]
-        engine.submit(f"r{number}", prompt, 5)
+        engine.submit(f"r{number}", prompt, 5, sampling={"rank": True})  # asks for logits, not only the largest
         if not together:
             engine.run()
     engine.run()

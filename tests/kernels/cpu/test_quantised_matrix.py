@@ -140,6 +140,25 @@ def test_a_gated_input_is_the_activated_half_times_the_other(
     assert (product.multiply(x, prologue) - expected).abs().max().item() < 2e-3 * expected.abs().max().item()
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 9])
+def test_the_largest_output_is_found_without_storing_any(library: NativeLibrary, num_rows: int) -> None:
+    matrices = [
+        packed(library, kind, rows, 256, seed=rows) for kind, rows in ((WeightKind.Q8_0, 5000), (WeightKind.Q5_0, 77))
+    ]
+    product = QuantisedProduct(matrices)
+    x, weight = torch.randn(num_rows, 256), torch.rand(256)
+    assert torch.equal(product.argmax(x), product.multiply(x).argmax(-1))
+    normed = (Prologue.RMS_NORM, weight, 1e-6)
+    assert torch.equal(product.argmax(x, *normed), product.multiply(x, *normed).argmax(-1))
+
+
+def test_of_equal_outputs_the_first_is_the_largest(best: NativeLibrary) -> None:
+    data = stored(WeightKind.Q8_0, 16, 64)[0].repeat(400, 1)
+    matrix = QuantisedMatrix(best, WeightKind.Q8_0, 6400, 64)
+    matrix.pack_stored(0, data)
+    assert (QuantisedProduct([matrix]).argmax(torch.randn(20, 64)) < 16).all()
+
+
 def test_inputs_may_be_bfloat16_and_strided(best: NativeLibrary) -> None:
     product = QuantisedProduct([packed(best, WeightKind.Q5_0, 32, 256)])
     wide = torch.randn(4, 600).bfloat16()
