@@ -1,4 +1,4 @@
-"""What of a GPU's memory becomes pages, on a device that is arithmetic only, and the sentences when there is too little."""
+"""What of a GPU's memory becomes pages, on a device that is arithmetic only, and the sentences for too little of it."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_no_room_for_a_page_is_a_sentence_with_all_the_numbers() -> None:
     with pytest.raises(ConfigError) as error:
         pages(EngineConfig(model="m"), budget)
     assert str(error.value) == (
-        "no room for KV pages: 90% of the GPU's 24.00 GB, less 21.00 GB in use (16.00 GB of it weights), 1.00 GB for the "
-        "largest step and 0.50 GB for CUDA graphs, is -1036314880 bytes, and one page takes 2097152: raise "
+        "no room for KV pages: 90% of the GPU's 24.00 GB, less 21.00 GB in use (16.00 GB of it weights), 1.00 GB for "
+        "the largest step and 0.50 GB for CUDA graphs, is -1036314880 bytes, and one page takes 2097152: raise "
         "--gpu-memory-utilization, or lower --max-num-batched-tokens"
     )
 
@@ -145,10 +145,10 @@ def test_other_errors_are_not_taken_for_it() -> None:
 def test_a_start_on_a_device_cuts_its_pages_from_what_the_largest_step_leaves(
     rig: Callable, device: FakeDevice, tiny_llama_dir: Path
 ) -> None:
-    device.memory = FakeMemory(100_000_000, 60_000_000, [10_000_000, 1_000_000])
+    device.memory = FakeMemory(100_000_000, 60_000_000, [10_000_000])
     settings = {"max_num_seqs": 64, "max_model_len": 2048, "gpu_memory_utilization": 0.9, "enforce_eager": True}
     ready = rig(tiny_llama_dir, **settings).ready
     assert ready.page_bytes == 8192
     assert ready.num_pages == (30_000_000 - 10_000_000 - 4 * (2 << 20) - 8192) // 8192
-    with pytest.raises(ConfigError, match="no room for KV pages: 70% of the GPU's 0.10 GB, less 0.06 GB in use"):
+    with pytest.raises(ConfigError, match=r"no room for KV pages: 70% of the GPU.s 0\.10 GB, less 0\.06 GB in use"):
         rig(tiny_llama_dir, **{**settings, "gpu_memory_utilization": 0.7})
