@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kernels.gpu.variant import Variant, pointer
 
-BLOCK = 1024
+BLOCK = 2048
 NUM_WARPS = 4
 
 

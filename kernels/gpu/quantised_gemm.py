@@ -194,8 +194,10 @@ def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTi
     """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group of int4 codes."""
     if dtype == torch.float32:
         return GemmTile(rows=16, columns=32, depth=group or 32, num_warps=8 if group > 64 else 4, num_stages=2)
-    if num_rows <= 16:  # 2 KiB of int4 codes or 8 KiB of int8 codes at once: 16 bytes a thread at least
-        return GemmTile(rows=16, columns=4096 // group if group else 32, depth=group or 256, num_warps=4, num_stages=4)
+    if num_rows <= 16 and group:  # 2 KiB of codes at once: 16 bytes a thread at least
+        return GemmTile(rows=16, columns=4096 // group, depth=group, num_warps=2, num_stages=4)
+    if num_rows <= 16:
+        return GemmTile(rows=16, columns=32, depth=256, num_warps=4, num_stages=4)
     if num_rows <= 64:
         return GemmTile(rows=64, columns=64, depth=group or 64, num_warps=4, num_stages=3)
     return GemmTile(rows=128, columns=64 if group else 128, depth=group or 64, num_warps=8, num_stages=3)
@@ -205,7 +207,7 @@ def variants() -> list[Variant]:
     """Both kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
     found = []
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for group in (0, 32, 128):
+        for group in (0, 32, 128) if dtype == torch.bfloat16 else (0, 128):
             types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
             types |= {"codes_ptr": "*u8" if group else pointer(torch.int8), "scales_ptr": pointer(torch.float32)}
             tiles = {quantised_gemm_tile(num_rows, dtype, group): None for num_rows in (1, 64, 1024)}

@@ -1,0 +1,176 @@
+"""Compile every variant of every Triton kernel for GPUs that are not here, check what they cost, and write it down.
+
+    python -m benchmarks.kernels --compile-only
+    python -m benchmarks.kernels --compile-only --modules decode,reduce --chips sm_90 --variants 128:
+    python -m benchmarks.kernels --compile-only --write docs/kernels.md
+
+Ends with status 1 where a kernel does not compile, does not fit, spills where it must not, multiplies without matrix
+instructions, or loads less than 16 bytes at once; each such complaint is a line on stderr. Triton caches what it
+compiled, so only changed kernels take time. What kernels do on a GPU is measured by ``benchmarks/gpu_check.sh``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.chip import CHIPS, KIB, Chip
+from benchmarks.compiled import WIDE_LOAD, Compiled, compile_variant, variants_by_module
+from kernels.gpu.variant import Variant
+
+BEGIN, END = "<!-- compiled kernels: begin -->", "<!-- compiled kernels: end -->"
+NEVER_SPILLS = {"store_kv", "decode"}  # up to head dim 128; their registers are all the speed they have
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process compiles."""
+
+    module: str
+    variant: str
+    chip: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The cost of a variant, or why there is none, and what is wrong with it."""
+
+    task: Task
+    compiled: Compiled | None
+    complaints: tuple[str, ...]
+
+
+def tasks(modules: Sequence[str], chips: Sequence[str], pattern: str) -> list[Task]:
+    """Every variant on every chip that can run it. ValueError for a module or a chip that does not exist."""
+    available = variants_by_module()
+    unknown = (set(modules) - available.keys()) | (set(chips) - CHIPS.keys())
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: choose from {', '.join([*available, *CHIPS])}")
+    return [
+        Task(module, name, chip)
+        for module in modules or available
+        for name, variant in available[module].items()
+        if re.search(pattern, name)
+        for chip in chips or CHIPS
+        if CHIPS[chip].has_fp8 or not variant.needs_fp8
+    ]
+
+
+@cache
+def _variants() -> dict[str, dict[str, Variant]]:
+    return variants_by_module()
+
+
+def run(task: Task) -> Outcome:
+    """Compile one variant; what the compiler raises becomes a complaint."""
+    variant = _variants()[task.module][task.variant]
+    chip = CHIPS[task.chip]
+    try:
+        compiled = compile_variant(task.module, variant, chip)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return Outcome(task, None, (f"does not compile: {type(error).__name__}: {lines[-1]}",))
+    return Outcome(task, compiled, tuple(complaints(compiled, chip, variant.constexprs.get("HEAD_DIM", 0))))
+
+
+def complaints(compiled: Compiled, chip: Chip, head_dim: int) -> Iterable[str]:
+    """What must not be, in words."""
+    if compiled.shared > chip.shared_per_program:
+        yield f"{compiled.shared} bytes of shared memory, of {chip.shared_per_program}"
+    if compiled.occupancy == 0.0:
+        yield "does not fit into a multiprocessor"
+    if compiled.spilled and compiled.module in NEVER_SPILLS and head_dim <= 128:
+        yield f"spills {compiled.spilled} bytes"
+    if compiled.wants_matrix and not compiled.matrix:
+        yield "multiplies without matrix instructions"
+    if compiled.load_bytes < WIDE_LOAD:
+        yield f"loads at most {compiled.load_bytes} bytes at once"
+
+
+def run_all(listed: Sequence[Task], processes: int) -> list[Outcome]:
+    """All outcomes in the order of their tasks."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=processes, mp_context=context) as pool:
+        return list(pool.map(run, listed))
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Markdown: a section per module, a line per variant, a column per chip."""
+    rows: dict[str, dict[str, dict[str, Compiled | None]]] = {}
+    for outcome in outcomes:
+        task = outcome.task
+        rows.setdefault(task.module, {}).setdefault(task.variant, {})[task.chip] = outcome.compiled
+    chips = [name for name in CHIPS if any(name in row for variants in rows.values() for row in variants.values())]
+    lines = []
+    for module, variants in rows.items():
+        lines += ["", f"### {module}", "", f"| variant | {' | '.join(chips)} |", "|---" * (1 + len(chips)) + "|"]
+        lines += [
+            f"| {variant} | {' | '.join(_cell(row.get(chip)) for chip in chips)} |" for variant, row in variants.items()
+        ]
+    return "\n".join(lines[1:])
+
+
+def _cell(compiled: Compiled | None) -> str:
+    if compiled is None:
+        return "-"
+    shared = f"{compiled.shared / KIB:.1f}".removesuffix(".0")
+    parts = (compiled.registers, compiled.spilled, shared, f"{compiled.occupancy:.0%}", compiled.matrix or "-")
+    return " ".join(str(part) for part in parts)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace what is between the markers. ValueError where there are none."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}")
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.kernels", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--compile-only", action="store_true", help="compile and check; needs no GPU")
+    parser.add_argument("--modules", default="", help="of kernels.gpu, separated by commas; all by default")
+    parser.add_argument("--chips", default="", help=f"{', '.join(CHIPS)}; all by default")
+    parser.add_argument("--variants", default="", metavar="REGEX", help="only those whose name has a match")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object per line")
+    arguments = parser.parse_args(argv)
+    if not arguments.compile_only:
+        parser.error("speed is measured on a GPU, by benchmarks/gpu_check.sh; here is --compile-only")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET is set: an interpreted kernel cannot be compiled")
+    modules, chips = (value.split(",") if value else [] for value in (arguments.modules, arguments.chips))
+    try:
+        listed = tasks(modules, chips, arguments.variants)
+    except ValueError as error:
+        parser.error(str(error))
+    outcomes = run_all(listed, arguments.processes)
+    compiled = [outcome.compiled for outcome in outcomes if outcome.compiled]
+    text = f"{len(compiled)} kernels, Triton {version('triton')}.\n\n{table(outcomes)}"
+    if arguments.json:
+        arguments.json.write_text("".join(json.dumps(asdict(one)) + "\n" for one in compiled), encoding="utf-8")
+    if arguments.write:
+        write(arguments.write, text)
+    else:
+        print(text)
+    wrong = [outcome for outcome in outcomes if outcome.complaints]
+    for outcome in wrong:
+        task = outcome.task
+        print(f"{task.chip} {task.module} {task.variant}: {'; '.join(outcome.complaints)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
