@@ -93,6 +93,9 @@ class StepPlanner:
         elif self.waiting:
             self._admit(budget, plan)
         self._spend_left_over(budget, plan)
+        if budget.has_left_over and self.waiting and not preempted:
+            budget.open_to_long()
+            self._admit(budget, plan)
         return plan
 
     def _grow(self, request: Request, num_tokens: int) -> bool:

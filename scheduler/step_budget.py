@@ -4,14 +4,14 @@ Every running request that has caught up, and so wants one token, gets it before
 whatever else is computed. What is left goes to prompts, in the policy's order. A prompt with more than
 ``long_prefill_threshold`` tokens to go is *long*; all long ones together get no more than that many tokens in a step,
 so that short prompts and newcomers find room beside them, and a step stays short while somebody streams. Where nobody
-does, long prompts get what is left over in the end.
+does, long prompts get what is left over in the end, those that run first.
 """
 
 from __future__ import annotations
 
 
 class StepBudget:
-    """The tokens of one step, handed out by `decode`, `prefill` and, last, `left_over`.
+    """The tokens of one step, handed out by `decode`, `prefill` and `left_over` and, last, `prefill` once more.
 
     ``long_runs``: a running prompt is long, so the long ones' part is kept from those that are served before it.
     """
@@ -34,7 +34,7 @@ class StepBudget:
     def prefill(self, num_tokens: int, limit: int) -> int:
         """Tokens, at most ``limit``, for a prompt that has ``num_tokens`` to go; 0 when there are none for it."""
         if num_tokens > self._threshold:
-            granted = min(limit, self._long_left, self.prefill_left)
+            granted = min(num_tokens, limit, self._long_left, self.prefill_left)
             self._long_left -= granted
             self._kept = 0
         else:
@@ -46,6 +46,10 @@ class StepBudget:
     def has_left_over(self) -> bool:
         """Whether nobody streams and not all tokens are spent."""
         return not self._num_decodes and self.prefill_left > 0
+
+    def open_to_long(self) -> None:
+        """What is still left over when every prompt has been served is for long ones that are to start."""
+        self._long_left = self.prefill_left
 
     def left_over(self, num_tokens: int) -> int:
         """At most ``num_tokens`` more for a prompt, once everybody was served and `has_left_over` is true."""

@@ -78,14 +78,24 @@ def test_a_long_prompt_that_is_alone_gets_the_whole_budget(simulate: type[Simula
     assert chunks == [512] * 9 + [392, 1]
 
 
-def test_without_streams_the_first_of_two_long_prompts_gets_what_is_left_over(simulate: type[Simulation]) -> None:
+def test_without_streams_long_prompts_get_what_is_left_over_one_after_the_other(simulate: type[Simulation]) -> None:
     sim = simulate(num_pages=1600, budget=512)
     sim.add("a", 1000, 2)
     sim.step()
     sim.add("b", 1000, 2)
     tokens = {share.request_id: share.num_tokens for share in sim.step().requests}
-    assert tokens == {"a": 488}
+    assert tokens == {"a": 488, "b": 24}
     sim.run()
+
+
+def test_prompts_that_are_long_and_answers_of_one_token_fill_every_step(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=1600, budget=512)
+    for number in range(6):
+        sim.add(f"r{number}", 300, 1)
+    steps = []
+    while sim.scheduler.has_work:
+        steps.append(sim.step().num_tokens)
+    assert steps == [512, 512, 512, 264]
 
 
 def test_a_prompt_found_in_the_cache_but_for_a_few_tokens_is_short(simulate: type[Simulation]) -> None:

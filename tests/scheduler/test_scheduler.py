@@ -26,9 +26,9 @@ def test_decodes_and_chunks_share_one_budget(simulate: type[Simulation]) -> None
     sim.add("a", 20, 9)
     sim.add("b", 30, 9)
     sim.add("c", 40, 9)
-    assert shares(sim.step()) == [("a", 20)]  # nobody streams: the long prompt gets what is left over
+    assert shares(sim.step()) == [("a", 20), ("b", 12)]  # nobody streams: long prompts get what is left over
     assert shares(sim.step()) == [("a", 1), ("b", 16)]
-    assert shares(sim.step()) == [("a", 1), ("b", 14), ("c", 16)]
+    assert shares(sim.step()) == [("a", 1), ("b", 2), ("c", 16)]
     assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 16)]
     assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 8)]
     assert shares(sim.step()) == [("a", 1), ("b", 1), ("c", 1)]

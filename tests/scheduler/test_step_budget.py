@@ -91,3 +91,12 @@ def test_no_order_of_calls_hands_out_more_than_there_is(decodes: int, threshold:
         assert sum(shares) + sum(left) + sum(streams) <= 16
         assert sum(streams) == min(decodes, 16)
         assert not (left and decodes)
+
+
+def test_at_last_long_prompts_may_start_on_what_is_left_over() -> None:
+    budget = StepBudget(40, 0, 8, long_runs=False)
+    assert [budget.prefill(12, 100), budget.prefill(100, 100)] == [8, 0]
+    assert budget.left_over(4) == 4
+    budget.open_to_long()
+    assert [budget.prefill(10, 100), budget.prefill(100, 5), budget.prefill(100, 100)] == [10, 5, 13]
+    assert not budget.has_left_over
