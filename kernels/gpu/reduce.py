@@ -28,6 +28,17 @@ from kernels.gpu.splits import MIN_SPLIT_TILES, SplitPlan, divide
 from kernels.gpu.tile import merge_nothing, merge_part, merged_rows
 from kernels.gpu.variant import Variant, pointer
 
+# What one warp of 32 or 64 lanes loads at once with the widest loads that lanes have, in float32.
+LOADED_AT_ONCE = 256
+
+
+@triton.jit
+def load_part(lse_ptr, parts_ptr, slots, dims, owned, HEAD_DIM_PADDED: tl.constexpr):
+    """Weight and rows of one part of each head."""
+    rows = slots[:, None] * HEAD_DIM_PADDED + dims[None, :]
+    lse = tl.load(lse_ptr + slots, mask=owned, other=float("-inf"))
+    return lse, tl.load(parts_ptr + rows, mask=owned[:, None], other=0.0)
+
 
 @triton.jit(do_not_specialize=["num_prefix_splits", "num_splits"])
 def merge_parts_kernel(
@@ -38,6 +49,7 @@ def merge_parts_kernel(
     seq_lens_ptr,
     prefix_lens_ptr,
     sinks_ptr,
+    num_q_heads,
     num_prefix_splits,
     num_splits,
     output_token_stride,
@@ -48,36 +60,35 @@ def merge_parts_kernel(
     TILE: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     IS_FIXED: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """One query head of one sequence. Grid: (num_seqs, num_q_heads)."""
+    """``HEADS`` query heads of one sequence. Grid: (num_seqs, blocks of query heads)."""
     sequence = tl.program_id(0)
-    head = tl.program_id(1)
     row = tl.load(query_start_loc_ptr + sequence)
     if tl.load(query_start_loc_ptr + sequence + 1) - row != 1:
         return
     seq_len = tl.load(seq_lens_ptr + sequence)
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW > 0 else 0
 
-    heads = head + tl.arange(0, 1)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    owned = heads < num_q_heads
     dims = tl.arange(0, HEAD_DIM_PADDED)
-    slots = (sequence.to(tl.int64) * tl.num_programs(1) + heads) * (num_prefix_splits + num_splits)
-    peak, total, mixed = merge_nothing(sinks_ptr, heads, heads >= 0, 1, HEAD_DIM_PADDED)
+    slots = (sequence.to(tl.int64) * num_q_heads + heads) * (num_prefix_splits + num_splits)
+    peak, total, mixed = merge_nothing(sinks_ptr, heads, owned, HEADS, HEAD_DIM_PADDED)
     if prefix_lens_ptr is not None:
         first = tl.load(prefix_lens_ptr + sequence)
         _, length = divide(0, first, num_prefix_splits, TILE, SPLIT_TILES, IS_FIXED)
         for split in range(0, tl.cdiv(first, length)):
-            lse = tl.load(lse_ptr + slots + split)
-            part = tl.load(parts_ptr + (slots + split)[:, None] * HEAD_DIM_PADDED + dims[None, :])
+            lse, part = load_part(lse_ptr, parts_ptr, slots + split, dims, owned, HEAD_DIM_PADDED)
             peak, total, mixed = merge_part(peak, total, mixed, part, lse)
         slots += num_prefix_splits
     origin, length = divide(first, seq_len, num_splits, TILE, SPLIT_TILES, IS_FIXED)
     for split in range(0, tl.cdiv(seq_len - origin, length)):
-        lse = tl.load(lse_ptr + slots + split)
-        part = tl.load(parts_ptr + (slots + split)[:, None] * HEAD_DIM_PADDED + dims[None, :])
+        lse, part = load_part(lse_ptr, parts_ptr, slots + split, dims, owned, HEAD_DIM_PADDED)
         peak, total, mixed = merge_part(peak, total, mixed, part, lse)
     output_rows = output_ptr + row.to(tl.int64) * output_token_stride + heads * output_head_stride
     rows = merged_rows(total, mixed).to(output_ptr.dtype.element_ty)
-    tl.store(output_rows[:, None] + dims[None, :], rows, mask=(dims < HEAD_DIM)[None, :])
+    tl.store(output_rows[:, None] + dims[None, :], rows, mask=owned[:, None] & (dims < HEAD_DIM)[None, :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,7 @@ def merge_parts(
 ) -> None:
     """Write the merged row of every sequence with one row; the division must be the one the parts were made with."""
     num_seqs, num_q_heads, _, padded = parts.rows.shape
-    merge_parts_kernel[(num_seqs, num_q_heads)](
+    merge_parts_kernel[(num_seqs, triton.cdiv(num_q_heads, num_heads(padded)))](
         output,
         parts.rows,
         parts.lse,
@@ -117,6 +128,7 @@ def merge_parts(
         metadata.seq_lens,
         None if prefix is None else prefix.prefix_lens,
         sinks,
+        num_q_heads,
         parts.num_prefix_splits,
         plan.num_splits,
         output.stride(0),
@@ -126,13 +138,15 @@ def merge_parts(
         WINDOW=window or 0,
         TILE=tile_keys,
         **plan.constants,
-        num_warps=num_warps(padded),
+        HEADS=num_heads(padded),
+        num_warps=1,
         enable_fp_fusion=not plan.is_fixed,
     )
 
 
-def num_warps(padded: int) -> int:
-    return 1 if padded <= 128 else 2
+def num_heads(padded: int) -> int:
+    """Heads to a program: as many as it loads at once."""
+    return max(1, LOADED_AT_ONCE // padded)
 
 
 def variants() -> list[Variant]:
@@ -157,8 +171,9 @@ def variants() -> list[Variant]:
                 "TILE": 64,
                 "SPLIT_TILES": MIN_SPLIT_TILES,
                 "IS_FIXED": case.is_deterministic,
+                "HEADS": num_heads(padded_head_dim(case.head_dim)),
             },
-            num_warps=num_warps(padded_head_dim(case.head_dim)),
+            num_warps=1,
         )
         for case, has_prefix in [
             *((case, False) for case in CASES if case.dtype == case.pages_dtype),

@@ -29,12 +29,13 @@ import triton.language as tl
 
 from kernels.attention import KVPages, Preparation
 from kernels.gpu.attention_case import CASES, AttentionCase
-from kernels.gpu.pages import check_scales, page_arguments, page_constants, page_types
+from kernels.gpu.pages import check_scales, padded_head_dim, page_arguments, page_constants, page_types
 from kernels.gpu.variant import Variant, pointer
 from kernels.quantisation import LARGEST_CODE
 
 BLOCK_TOKENS = 16
-NUM_WARPS = 4
+# Elements of 16 bits that a warp of 64 lanes moves at once with the widest loads that lanes have.
+MOVED_AT_ONCE = 512
 
 
 @triton.jit
@@ -269,9 +270,14 @@ def _launch(
         **_code_constants(pages.key.dtype),
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_TOKENS=BLOCK_TOKENS,
-        num_warps=NUM_WARPS,
+        num_warps=num_warps(head_dim),
         enable_fp_fusion=True,
     )
+
+
+def num_warps(head_dim: int) -> int:
+    """Warps to a program: no more than have something to load."""
+    return max(1, BLOCK_TOKENS * (padded_head_dim(head_dim) // 2) // MOVED_AT_ONCE)
 
 
 def _code_constants(pages_dtype: torch.dtype) -> dict[str, Any]:
@@ -313,5 +319,5 @@ def _variant(case: AttentionCase, *, has_norms: bool, has_rotation: bool) -> Var
             "NUM_KV_HEADS": 8,
             "BLOCK_TOKENS": BLOCK_TOKENS,
         },
-        num_warps=NUM_WARPS,
+        num_warps=num_warps(case.head_dim),
     )

@@ -38,7 +38,7 @@ def test_only_fp8_pages_need_fp8() -> None:
 
 def test_an_argument_too_many_or_too_few_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"odd: no arguments \['mistake'\]; nothing given for \['HEAD_DIM', .*'sinks_ptr'"
+        ValueError, match=r"odd: no arguments \['mistake'\]; nothing given for \['HEADS', 'HEAD_DIM', .*'sinks_ptr'"
     ):
         Variant.of("odd", merge_parts_kernel, {"output_ptr": "*fp32", "mistake": "i32"}, {})
 
