@@ -156,6 +156,7 @@ class StepBuffers:
         sent = None
         if changes is not None:
             count, start = len(changes.indices), end
+            assert count <= self.num_changes
             end = start + count + -(-count // 2)
             values = slice(2 * (start + count), 2 * (start + count) + count)
             array = host.numpy()

@@ -101,6 +101,18 @@ def test_a_host_buffer_is_not_written_before_its_copy_is_over() -> None:
         assert buffers.device(shape).token_ids.tolist() == [number, number]
 
 
+def test_a_step_is_written_while_the_copy_of_the_one_before_is_under_way() -> None:
+    buffers, stream = on_device()
+    buffers.host(LARGEST)
+    buffers.send(LARGEST, None)
+    buffers.host(LARGEST)
+    assert len(stream.open) == 1
+    buffers.send(LARGEST, None)
+    assert len(stream.open) == 2
+    buffers.host(LARGEST)
+    assert len(stream.open) == 1
+
+
 def test_the_fake_stream_tells_when_a_buffer_is_written_too_early() -> None:
     buffers, stream = on_device()
     shape = StepShape(2, 2, 2)

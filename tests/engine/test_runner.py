@@ -1,0 +1,48 @@
+"""The runner of CPUs, where the engine plans a step ahead: tokens that the step before draws, or fails to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROMPT = [256, *range(40, 75)]
+
+
+@pytest.fixture(params=["tiny_llama_dir", "tiny_gemma3_dir"])
+def model(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def test_steps_planned_ahead_read_the_tokens_of_the_step_before(rig: Callable, model: Path) -> None:
+    sampling = {"temperature": 3.0, "seed": 8}
+    expected = rig(model).alone("a", PROMPT, 20, sampling=sampling)
+    engine = rig(model, async_scheduling=True)
+    engine.submit("a", PROMPT, 20, children=["b"], sampling=sampling)
+    engine.run()
+    assert engine.tokens("a") == expected
+    assert engine.tokens("b") != expected
+
+
+def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rig(tiny_llama_dir).alone("a", PROMPT, 8)
+    engine = rig(tiny_llama_dir, async_scheduling=True)
+    engine.submit("victim", PROMPT, 8)
+    engine.step()
+    model = engine.engine.runner._model
+    greedy, calls = model.greedy, []
+
+    def fail_once(step: object) -> object:
+        calls.append(step)
+        return 1 / 0 if len(calls) == 1 else greedy(step)
+
+    monkeypatch.setattr(model, "greedy", fail_once)
+    engine.step()  # submits the step that fails
+    engine.submit("other", PROMPT, 8)
+    engine.run()
+    assert engine.last("victim").failure.code == "step_failed"
+    assert engine.last("other").failure is None
+    assert engine.tokens("other") == expected
