@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+from engine.input_batch import StepTensors
 
 PROMPT = [256, *range(40, 75)]
 
@@ -33,14 +36,16 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     engine.submit("victim", PROMPT, 8)
     engine.step()
     model = engine.engine.runner._model
-    greedy, calls = model.greedy, []
+    greedy, failed = model.greedy, []
 
-    def fail_once(step: object) -> object:
-        calls.append(step)
-        return 1 / 0 if len(calls) == 1 else greedy(step)
+    def fail_once(step: StepTensors) -> torch.Tensor:
+        if len(PROMPT) in step.positions.tolist() and not failed:
+            failed.append(True)
+            raise RuntimeError("the first decode")
+        return greedy(step)
 
     monkeypatch.setattr(model, "greedy", fail_once)
-    engine.step()  # submits the step that fails
+    engine.step()  # submits the step that fails; the next one holds the victim and the other
     engine.submit("other", PROMPT, 8)
     engine.run()
     assert engine.last("victim").failure.code == "step_failed"
