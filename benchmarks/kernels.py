@@ -124,7 +124,8 @@ def _cell(compiled: Compiled | None) -> str:
     if compiled is None:
         return "-"
     shared = f"{compiled.shared / KIB:.1f}".removesuffix(".0")
-    parts = (compiled.registers, compiled.spilled, shared, f"{compiled.occupancy:.0%}", compiled.matrix or "-")
+    occupancy, matrix = f"{compiled.occupancy:.0%}", compiled.matrix or "-"
+    parts = (compiled.registers, compiled.spilled, shared, occupancy, matrix, compiled.load_bytes)
     return " ".join(str(part) for part in parts)
 
 

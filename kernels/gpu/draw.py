@@ -134,10 +134,9 @@ def draw_by_distance(
     else:
         num_listed = list_segments(listed_ptr, segment_bits, reach, NUM_SEGMENTS)
 
-    # The kept tokens are all nearer than ``edge`` and the first ``num_at_edge`` of those just there. Three searches in
-    # one loop, so that its body is compiled once: top-k, top-p, and the draw among what they kept.
+    # The kept tokens are all nearer than ``edge`` and, by id, as many of those just there as ``kept_weight`` says.
+    # Three searches in one loop, so that its body is compiled once: top-k, top-p, and the draw among what they kept.
     edge = reach
-    num_at_edge = tl.full([], VOCAB, tl.int64)
     kept_weight = tl.full([], 0, tl.int64)
     place = tl.full([], 0, tl.int64)
     for search in range(0, 3):
@@ -169,13 +168,11 @@ def draw_by_distance(
             )
             each = units(found, sharpness)
             if is_top_k:
-                num_at_edge = (limit - count).to(tl.int64)
-                kept_weight = weight + num_at_edge * each
+                kept_weight = weight + (limit - count).to(tl.int64) * each
                 wanted_weight = (kept_weight.to(tl.float64) * top_p.to(tl.float64)).to(tl.int64)
             elif is_top_p:
                 needed = tl.maximum(tl.cdiv(wanted_weight - weight, tl.maximum(each, 1)), 1)
-                num_at_edge = tl.where(found == edge, tl.minimum(needed, num_at_edge), needed)
-                kept_weight = weight + num_at_edge * each
+                kept_weight = weight + needed * each
             else:
                 place = (wanted_weight - 1 - weight) // tl.maximum(each, 1)
             edge = found

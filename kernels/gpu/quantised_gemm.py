@@ -193,14 +193,16 @@ def _blocks(tile: GemmTile, group: int) -> dict[str, int]:
 def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTile:
     """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group of int4 codes."""
     if dtype == torch.float32:
-        return GemmTile(rows=16, columns=32, depth=group or 32, num_warps=8 if group > 64 else 4, num_stages=2)
+        return GemmTile(rows=16, columns=32, depth=group or 32, num_warps={32: 1, 128: 8}.get(group, 4), num_stages=2)
     if num_rows <= 16 and group:  # 2 KiB of codes at once: 16 bytes a thread at least
         return GemmTile(rows=16, columns=4096 // group, depth=group, num_warps=2, num_stages=4)
     if num_rows <= 16:
         return GemmTile(rows=16, columns=32, depth=256, num_warps=4, num_stages=4)
-    if num_rows <= 64:
+    if num_rows <= 64 and group != 32:  # whose halves are too short for that few rows
         return GemmTile(rows=64, columns=64, depth=group or 64, num_warps=4, num_stages=3)
-    return GemmTile(rows=128, columns=64 if group else 128, depth=group or 64, num_warps=8, num_stages=3)
+    if group:
+        return GemmTile(rows=128, columns=64, depth=group, num_warps=8, num_stages=2 if group > 64 else 3)
+    return GemmTile(rows=128, columns=128, depth=64, num_warps=8, num_stages=3)
 
 
 def variants() -> list[Variant]:

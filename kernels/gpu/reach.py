@@ -175,6 +175,6 @@ def nth_at_distance(
         before += tl.sum(counts)
     ids = tl.load(listed_ptr + slot) * SEGMENT + tl.arange(0, SEGMENT)
     bits = distance(load_logits(row_ptr, ids, ids < VOCAB), peak).to(tl.int32, bitcast=True)
-    equal = ((bits == reach) & (ids < VOCAB)).to(tl.int32)
+    equal = (bits == reach).to(tl.int32)
     is_chosen = (equal == 1) & (skipped + tl.cumsum(equal, axis=0) - 1 == place)
     return tl.min(tl.where(is_chosen, ids, VOCAB - 1))

@@ -155,8 +155,8 @@ def test_the_table_has_a_line_per_variant_and_a_column_per_chip() -> None:
         "",
         "| variant | sm_90 | gfx942 |",
         "|---|---|---|",
-        "| 128 plain | 114 0 24 25% mma | - |",
-        "| fp8 | 114 4 1.2 25% - | - |",
+        "| 128 plain | 114 0 24 25% mma 16 | - |",
+        "| fp8 | 114 4 1.2 25% - 16 | - |",
     ]
 
 
