@@ -1,0 +1,78 @@
+"""A whole engine over the Triton kernels, in Triton's interpreter: python -m tests.engine.interpreted_steps MODEL
+
+With a stream that is the host's own, all as on a GPU but the GPU: kernels, null sequences, sampling on the device,
+tokens fed back, steps launched ahead. Prints the tokens of each request as JSON. In a process of its own, since Triton
+asks for its interpreter when it is imported (TRITON_INTERPRET).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+from engine import choices, startup
+from engine.config import EngineConfig
+from engine.device_setup import DeviceSetup
+from engine.engine import Engine
+from engine.messages import EngineRequest, SamplingParams
+from engine.token_sampler import KernelSampler
+from tests.engine.fake_device import FakeDevice
+
+SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", "threads": 1}
+REQUESTS = {
+    "greedy": ([256, *range(40, 60)], {"temperature": 0.0}),
+    "warm": ([256, 7], {"temperature": 4.0, "seed": 11}),
+    "top-k": ([256, *range(90, 108)], {"temperature": 2.0, "top_k": 20, "seed": -5}),
+}
+NUM_TOKENS = 3
+
+
+def submit_all(submit: Callable[[EngineRequest], None]) -> None:
+    for name, (prompt, sampling) in REQUESTS.items():
+        params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **sampling)
+        submit(EngineRequest(request_id=name, prompt_token_ids=prompt, sampling=params))
+
+
+def run(engine: Engine) -> dict[str, list[int]]:
+    """The tokens of each request."""
+    submit_all(engine.submit)
+    tokens: dict[str, list[int]] = {name: [] for name in REQUESTS}
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            assert delta.failure is None, delta.failure
+            tokens[delta.request_id] += delta.token_ids
+    return tokens
+
+
+class Rerun:
+    """Records a step by keeping it: decodes are padded with null sequences as for a graph, and run again."""
+
+    def record(self, step: Callable[[], None]) -> Rerun.Graph:
+        step()
+        return Rerun.Graph(step)
+
+    class Graph:
+        def __init__(self, step: Callable[[], None]) -> None:
+            self.replay = step
+
+
+def main(model: str) -> None:
+    from kernels.gpu.backend import TritonBackend
+
+    device = FakeDevice()
+
+    def choose_setup(config: EngineConfig, chosen: choices.Choices, plan: object) -> DeviceSetup:
+        return DeviceSetup(
+            config, chosen, plan, memory=device.memory, stream=device.stream, sampler=KernelSampler(), recorder=Rerun()
+        )
+
+    choices.choose_backend = lambda *args, **kwargs: (TritonBackend(), [])
+    startup.choose_setup = choose_setup
+    config = EngineConfig(model=model, async_scheduling=True, num_gpu_blocks_override=20, **SETTINGS)
+    engine, _ = startup.build_engine(config, startup.StageTimes(), lambda progress: None)
+    print(json.dumps(run(engine)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
