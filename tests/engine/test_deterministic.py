@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from engine.config import ConfigError
+from engine.choices import _limits_of_determinism
+from engine.config import ConfigError, resolve_checkpoint
 from engine.input_batch import StepTensors
 from engine.messages import SamplingParams
 from engine.step_result import StepResult
@@ -154,3 +155,10 @@ def test_a_cpu_without_the_native_kernels_refuses(
     monkeypatch.setattr(library, "NativeLibrary", fail)
     with pytest.raises(ConfigError, match=r"it was not built\. Without it attention on CPUs is not deterministic"):
         rig(tiny_llama_dir, deterministic=True)
+
+
+def test_a_gpu_says_that_products_of_matrices_are_left_out(tiny_llama_dir: Path) -> None:
+    spec = resolve_checkpoint(str(tiny_llama_dir)).read_spec()
+    threads, (warning,) = _limits_of_determinism(8, spec, torch.device("cuda"))
+    assert threads == 8
+    assert warning.startswith("--deterministic holds for attention only")
