@@ -39,11 +39,12 @@ class Admission:
         self.capacity = blocks.capacity(config.max_num_batched_tokens)
         longest = blocks.pool.num_pages * blocks.block_size if config.max_model_len is None else config.max_model_len
         self.rotation_limit = max(2, self.capacity.max_tokens(longest))
-        pages_per_block = sum(group.pages_per_block for group in blocks.groups)
-        self._child_pages = pages_per_block * (1 + config.watermark_tokens // blocks.block_size)
+        self._pages_per_block = sum(group.pages_per_block for group in blocks.groups)
+        self._child_pages = self._pages_per_block * (1 + config.watermark_tokens // blocks.block_size)
         self._running = RunningRequests(blocks)
         self._places = 0
         self._headroom: int | None = None
+        self._most_headroom: int | None = None  # a bound that is cheap
 
     # ---- ever
 
@@ -67,11 +68,16 @@ class Admission:
 
     # ---- now
 
-    def begin(self, running: RunningRequests) -> None:
-        """A step begins to admit, beside ``running``, a live view."""
+    def begin(self, running: RunningRequests, num_tokens_to_schedule: int) -> None:
+        """A step begins to admit, beside ``running``, a live view, which had so many tokens to catch up with."""
         self._running = running
-        self._places = self._config.max_num_seqs - sum(len(request.family) for request in running)
+        num_sequences = sum([len(request.family) for request in running])
+        self._places = self._config.max_num_seqs - num_sequences
         self._headroom = None
+        # each takes no more than its watermark, a block that it ends in and one that is copied; exact where it matters
+        blocks = num_sequences * (self._config.watermark_tokens // self._blocks.block_size + 3)
+        blocks += num_tokens_to_schedule // self._blocks.block_size
+        self._most_headroom = None if running.reserving else blocks * self._pages_per_block
 
     def start(self, request: Request, budget: StepBudget) -> Start | WaitReason:
         """Open the table of ``request`` for its first tokens, or say why it has to wait."""
@@ -90,8 +96,11 @@ class Admission:
             start = self._open(request, budget)
         if isinstance(start, Start):
             self._places -= len(request.family)
+            growth = self._pages_to_grow(request)
             if self._headroom is not None:
-                self._headroom += self._pages_to_grow(request)
+                self._headroom += growth
+            if self._most_headroom is not None:
+                self._most_headroom += growth
         return start
 
     def kept_pages(self, reserving: Iterable[Request]) -> int:
@@ -138,6 +147,8 @@ class Admission:
         request.wanted_pages = wanted + len(request.children) * self._child_pages
         if request.wanted_pages > available:
             return False
+        if self._most_headroom is not None and request.wanted_pages + self._most_headroom <= available:
+            return True
         if self._headroom is None:
             self._headroom = sum(self._pages_to_grow(one) for one in self._running)
         request.wanted_pages += self._headroom

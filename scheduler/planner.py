@@ -91,11 +91,11 @@ class StepPlanner:
         if preempted:
             self._wait_reasons.update((one.request_id, WaitReason.PREEMPTION) for one in self.waiting)
         elif self.waiting:
-            self._admit(budget, plan)
+            self._admit(budget, plan, sum(needs))
         self._spend_left_over(budget, plan)
         if budget.has_left_over and self.waiting and not preempted:
             budget.open_to_long()
-            self._admit(budget, plan)
+            self._admit(budget, plan, sum(needs))
         return plan
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
@@ -107,10 +107,10 @@ class StepPlanner:
                 return False
         return self._blocks.grow(request.request_id, num_tokens)
 
-    def _admit(self, budget: StepBudget, plan: dict[Request, int]) -> None:
+    def _admit(self, budget: StepBudget, plan: dict[Request, int], num_tokens_to_schedule: int) -> None:
         """Start waiting requests, in order; small ones may pass a few that want more pages than there are."""
         blocked: list[Request] = []
-        self.admission.begin(self.running)
+        self.admission.begin(self.running, num_tokens_to_schedule)
         for request in self.waiting:
             if len(self._wait_reasons) == MAX_BLOCKED or self._must_not_be_passed(blocked):
                 break
@@ -141,6 +141,7 @@ class StepPlanner:
             request.num_cached_tokens = request.ledger.cached_tokens = match.num_tokens
             self._counters.prompt_tokens += request.num_prompt_tokens
             self._counters.cached_prompt_tokens += match.num_tokens
+            self._policy.charge(request, request.num_prompt_tokens - match.num_tokens, 0)
             if match.miss is not None:
                 self._counters.missed_tokens[match.miss] += request.num_prompt_tokens - match.num_tokens
 

@@ -41,8 +41,8 @@ class Policy:
     def leave(self, request: Request) -> None:
         """A request has ended."""
 
-    def charge(self, request: Request, num_computed: int, num_drawn: int) -> None:
-        """A step computed so many tokens of ``request`` that had not been computed before, and drew so many."""
+    def charge(self, request: Request, num_prompt_tokens: int, num_drawn: int) -> None:
+        """``request`` started, with so many tokens of its prompt to compute; or a step drew so many for it."""
 
     def rank(self, request: Request) -> Rank:
         """The place of a request among all."""
@@ -73,8 +73,9 @@ class FairShare(Policy):
 
     The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): a tenant is
     served when it has had least; one that comes back after a pause starts no lower than the least of the others or,
-    where there is nobody else, than the last that left, so that nobody saves up. A drawn token counts twice as much as
-    a computed one. What is computed again after a preemption is the server's doing, and not charged.
+    where there is nobody else, than the last that left, so that nobody saves up. A prompt is charged as it starts, less
+    what was cached, and a drawn token counts twice as much as one of a prompt. What is computed again after a
+    preemption is the server's doing, and not charged.
     """
 
     name = "fair"
@@ -106,8 +107,8 @@ class FairShare(Policy):
             del self._present[tenant]
             self._last_debt = self._debts[tenant]
 
-    def charge(self, request: Request, num_computed: int, num_drawn: int) -> None:
-        work = num_computed + self.DRAWN_TOKEN_COST * num_drawn
+    def charge(self, request: Request, num_prompt_tokens: int, num_drawn: int) -> None:
+        work = num_prompt_tokens + self.DRAWN_TOKEN_COST * num_drawn
         self._debts[request.lane] += work / self._weights.get(request.lane, 1.0)
 
 

@@ -27,15 +27,21 @@ class WaitingQueue:
         return len(self._tokens)
 
     def __iter__(self) -> Iterator[Request]:
-        """First to last. The request just seen may be removed meanwhile."""
-        for name in sorted(self._lanes, key=lambda name: self._policy.rank(self._lanes[name][0][2])):
-            lane = self._lanes.get(name, [])
-            index = 0
-            while index < len(lane):
-                entry = lane[index]
-                yield entry[2]
-                if index < len(lane) and lane[index] is entry:
-                    index += 1
+        """First to last. The request just seen may be removed meanwhile, and what lanes have had may change."""
+        lanes = list(self._lanes.values())
+        seen = [0] * len(lanes)
+        while True:
+            left = [number for number, lane in enumerate(lanes) if seen[number] < len(lane)]
+            if not left:
+                return
+            first = left[0]
+            if len(left) > 1:
+                first = min(left, key=lambda number: self._policy.rank(lanes[number][seen[number]][2]))
+            lane, index = lanes[first], seen[first]
+            entry = lane[index]
+            yield entry[2]
+            if index < len(lane) and lane[index] is entry:
+                seen[first] += 1
 
     def add(self, request: Request) -> None:
         """Put a request, new or preempted, in its place."""

@@ -254,14 +254,14 @@ class Scheduler:
     def _count_computed(self, request: Request, share: ScheduledRequest) -> None:
         start, num_tokens = share.num_computed_tokens, len(share.token_ids)
         request.num_computed_tokens = reached = start + num_tokens
-        fresh = num_tokens
         if start < request.high_water:
-            fresh = max(0, reached - request.high_water)
-            request.ledger.recomputed_tokens += num_tokens - fresh
-            self.counters.recomputed_tokens += num_tokens - fresh
+            recomputed = min(request.high_water, reached) - start
+            request.ledger.recomputed_tokens += recomputed
+            self.counters.recomputed_tokens += recomputed
         if reached > request.high_water:
             request.high_water = reached
-        self.policy.charge(request, fresh, len(share.sequence_ids) if share.samples else 0)
+        if share.samples:
+            self.policy.charge(request, 0, len(share.sequence_ids))
 
     def _append(self, request: Request, token_id: int) -> TokenOutput:
         request.token_ids.append(token_id)
@@ -336,8 +336,8 @@ class Scheduler:
             if request.status is RequestStatus.WAITING and request.started is None:
                 seconds = self.outlook.retry_after(starts, num_before)
                 message = (
-                    f"{len(self.waiting) - 1} requests wait already, with {self.waiting.num_tokens} tokens to compute: "
-                    f"try again in {seconds:.0f} s"
+                    f"the queue is full: at most {self.config.max_queued_requests} requests, with "
+                    f"{self.config.max_queued_tokens} tokens to compute, may wait; try again in {seconds:.0f} s"
                 )
                 self._refuse(request, RefusalReason.QUEUE_FULL, message, seconds)
                 num_before += 1

@@ -145,10 +145,10 @@ def test_a_tenant_is_present_until_its_last_request_has_ended(make_request: Make
 
 
 def served(sim: Simulation) -> dict[str, float]:
-    """Tokens computed, and twice the tokens drawn, by tenant."""
+    """Tokens of prompts that started, and twice the tokens drawn, by tenant."""
     total: dict[str, float] = {}
     for name, request in sim.requests.items():
-        work = request.high_water + 2.0 * len(sim.outputs[name])
+        work = 2.0 * len(sim.outputs[name]) + (request.num_prompt_tokens if request.started is not None else 0)
         total[request.tenant] = total.get(request.tenant, 0.0) + work
     return total
 
@@ -179,6 +179,17 @@ def test_in_the_long_run_service_is_as_the_weights(simulate: type[Simulation], n
         assert work[tenant] / sum(work.values()) == pytest.approx(weight / 6.0, rel=0.03)
 
 
+def test_a_burst_of_one_tenant_does_not_take_every_place_of_a_step(simulate: type[Simulation]) -> None:
+    """Each start is charged before the next is chosen."""
+    sim = simulate(num_pages=64, budget=64, max_num_seqs=4, policy=FairShare({}))
+    for number in range(6):
+        sim.add(f"a{number}", 10, 5, tenant="a")
+    for number in range(2):
+        sim.add(f"b{number}", 10, 5, tenant="b")
+    sim.step()
+    assert sim.running == ["a0", "a1", "b0", "b1"]
+
+
 def test_what_is_computed_again_after_a_preemption_is_not_charged(simulate: type[Simulation]) -> None:
     policy = FairShare({})
     sim = simulate(num_pages=9, budget=64, caching=False, policy=policy, watermark_tokens=1)
@@ -186,8 +197,7 @@ def test_what_is_computed_again_after_a_preemption_is_not_charged(simulate: type
     sim.add("b", 40, 60, tenant="b")
     sim.run()
     assert sim.scheduler.counters.recomputed_tokens > 0
-    # the last token is drawn and never computed
-    assert policy.debt("a") == policy.debt("b") == 40 + 59 + 2 * 60
+    assert policy.debt("a") == policy.debt("b") == 40 + 2 * 60
 
 
 def test_cached_tokens_are_not_charged(simulate: type[Simulation]) -> None:
@@ -206,7 +216,7 @@ def test_two_samples_are_charged_for_one_prompt_and_two_answers(simulate: type[S
     sim = simulate(num_pages=32, budget=64, policy=policy)
     sim.add("a", 20, 5, tenant="a", num_samples=2)
     sim.run()
-    assert policy.debt("a") == 20 + 2 * (4 + 2 * 5)
+    assert policy.debt("a") == 20 + 2 * 2 * 5
 
 
 def test_the_heir_of_an_aborted_sample_does_not_pay_for_what_its_parent_had_computed(
@@ -218,5 +228,5 @@ def test_the_heir_of_an_aborted_sample_does_not_pay_for_what_its_parent_had_comp
     sim.step()
     sim.abort("a")
     sim.run()
-    assert policy.debt("a") == 100 + 4 + 2 * 5
+    assert policy.debt("a") == 100 + 2 * 5
     assert sim.scheduler.counters.recomputed_tokens == 32

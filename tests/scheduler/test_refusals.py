@@ -56,7 +56,8 @@ def test_f17_retry_after_is_between_one_second_and_two_minutes_and_grows_with_th
     refusal = sim.refusals["r499"]
     assert not refusal.started
     assert refusal.message == (
-        f"498 requests wait already, with 9980 tokens to compute: try again in {refusal.retry_after:.0f} s"
+        "the queue is full: at most 4 requests, with 1048576 tokens to compute, may wait; "
+        f"try again in {refusal.retry_after:.0f} s"
     )
 
 
