@@ -101,7 +101,7 @@ class PagedLayer:
 
 
 class AttentionBackend(Protocol):
-    """Stores new keys and values into pages and attends over pages."""
+    """Stores new keys and values into pages, attends over pages, and computes the small steps between products."""
 
     name: str
 
@@ -124,6 +124,12 @@ class AttentionBackend(Protocol):
         preparation: Preparation,
     ) -> None:
         """Norm and rotate ``query``, in place, and ``key``, then store as `store_kv` does. Rounds once, at the end."""
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The RMSNorm of ``x`` [num_tokens, hidden_size] by a float32 ``weight``, in float32 and rounded once."""
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """``activation(gate) * up`` of the halves of ``gate_up`` [num_tokens, 2 * size]: "silu" or "gelu_tanh"."""
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` plus the RMSNorm of ``branch``, both [num_tokens, hidden_size]; ``x`` itself may be overwritten."""

@@ -1,11 +1,21 @@
-"""Small steps between attention and products, composed of torch operations, where a backend has no kernel for them."""
+"""Small steps between attention and products, composed of torch operations, where a backend has no kernel for them.
+
+Each computes in float32 or as its operation in torch does, and knows no pages.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from kernels.attention import Preparation
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 def prepared(heads: torch.Tensor, norm: torch.Tensor | None, preparation: Preparation) -> torch.Tensor:
@@ -20,6 +30,17 @@ def prepared(heads: torch.Tensor, norm: torch.Tensor | None, preparation: Prepar
     return x.to(heads.dtype)
 
 
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm of the last dimension of ``x`` in float32, by a float32 ``weight``, rounded once."""
+    return (F.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight).to(x.dtype)
+
+
+def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    """``activation(gate) * up`` of the two halves of ``gate_up`` [num_tokens, 2 * size]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return _ACTIVATIONS[activation](gate) * up
+
+
 def add_normed(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x`` plus the RMSNorm of ``branch``; both [num_tokens, hidden_size]."""
-    return x + (F.rms_norm(branch.float(), branch.shape[-1:], eps=eps) * weight).to(x.dtype)
+    return x + normed(branch, weight, eps)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.attention import PagedLayer
+from kernels.attention import AttentionBackend, PagedLayer
 from models.layers import Embedding, Linear, NamedParameters, RMSNorm, Rotary, Rotation
 from models.matrix_product import MatrixProduct
 from models.model import Parameter
@@ -41,6 +41,7 @@ class Decoder:
         spec: ModelSpec,
         make_layer: Callable[[LayerSpec], DecoderLayer],
         *,
+        backend: AttentionBackend,
         plus_one: bool,
         dtype: torch.dtype,
         device: torch.device,
@@ -48,7 +49,7 @@ class Decoder:
         self.spec = spec
         self._embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale, dtype=dtype, device=device)
         self._layers = [make_layer(layer) for layer in spec.layers]
-        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=plus_one, device=device)
+        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=plus_one, device=device)
         self._head: Linear | MatrixProduct = (
             MatrixProduct(self._embedding.weight)
             if spec.tied_embeddings

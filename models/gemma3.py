@@ -22,11 +22,13 @@ class Gemma3Layer:
         self, spec: ModelSpec, layer: LayerSpec, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = (
-            RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=True, device=device) for _ in range(4)
+            RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=True, device=device) for _ in range(4)
         )
         self._backend = backend
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
-        self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
+        self._mlp = GatedMLP(
+            spec.hidden_size, spec.intermediate_size, spec.activation, backend, dtype=dtype, device=device
+        )
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
         attended = self._attention.of_normed(x, self._input_norm, rotation, paged)
@@ -50,5 +52,10 @@ class Gemma3Layer:
 def build_gemma3(spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """A Gemma 3 with uninitialised weights."""
     return Decoder(
-        spec, lambda layer: Gemma3Layer(spec, layer, backend, dtype, device), plus_one=True, dtype=dtype, device=device
+        spec,
+        lambda layer: Gemma3Layer(spec, layer, backend, dtype, device),
+        backend=backend,
+        plus_one=True,
+        dtype=dtype,
+        device=device,
     )

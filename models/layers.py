@@ -8,23 +8,19 @@ and round once. Invariant: on CPUs the weight of a matrix product is packed once
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from kernels.attention import AttentionBackend
 from kernels.cpu.quantised_matrix import QuantisedMatrix
 from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import RopeSpec
 
 NamedParameters = Iterator[tuple[str, Parameter]]
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 class Linear:
@@ -59,12 +55,11 @@ class Linear:
             return self._product.argmax_of_normed(x, norm.weight, norm.eps)
         return self._product(norm(x)).float().argmax(dim=-1)
 
-    def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def of_gated(self, gate_up: torch.Tensor, activation: str, backend: AttentionBackend) -> torch.Tensor:
         """The product of ``activation(gate) * up``, for the two halves of ``gate_up``."""
         if self._product.is_kept:
             return self._product.of_gated(gate_up, activation)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self._product(_ACTIVATIONS[activation](gate) * up)
+        return self._product(backend.gated(gate_up, activation))
 
     @property
     def nbytes(self) -> int:
@@ -94,22 +89,19 @@ class Linear:
 class RMSNorm:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (Zhang and Sennrich, 2019), weight in float32."""
 
-    def __init__(self, size: int, eps: float, *, plus_one: bool, device: torch.device) -> None:
+    def __init__(
+        self, size: int, eps: float, backend: AttentionBackend, *, plus_one: bool, device: torch.device
+    ) -> None:
         self.eps = eps
+        self._backend = backend
         self._plus_one = plus_one
         self.weight = torch.empty(size, dtype=torch.float32, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self._backend.normed(x, self.weight, self.eps)
 
     def parameters(self, name: str) -> NamedParameters:
         yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), self._plus_one)
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm of the last dimension of ``x`` in float32, by a float32 ``weight`` that broadcasts to it."""
-    normed = F.rms_norm(x.float(), x.shape[-1:], eps=eps)
-    return (normed * weight).to(x.dtype)
 
 
 class Embedding:
@@ -168,16 +160,24 @@ class GatedMLP:
     """``down(activation(gate(x)) * up(x))`` (Shazeer, 2020), gate and up in one matrix product."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, activation: str, *, dtype: torch.dtype, device: torch.device
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: str,
+        backend: AttentionBackend,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         outputs = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self._gate_up = Linear(hidden_size, outputs, bias=False, dtype=dtype, device=device)
         self._down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=False, dtype=dtype, device=device)
         self._activation = activation
+        self._backend = backend
 
     def of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """The block's output for ``norm(x)``."""
-        return self._down.of_gated(self._gate_up.of_normed(x, norm), self._activation)
+        return self._down.of_gated(self._gate_up.of_normed(x, norm), self._activation, self._backend)
 
     @property
     def nbytes(self) -> int:

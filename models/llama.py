@@ -18,10 +18,12 @@ class LlamaLayer:
     def __init__(
         self, spec: ModelSpec, layer: LayerSpec, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=False, device=device)
+        self._attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=False, device=device)
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
-        self._mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, plus_one=False, device=device)
-        self._mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.activation, dtype=dtype, device=device)
+        self._mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=False, device=device)
+        self._mlp = GatedMLP(
+            spec.hidden_size, spec.intermediate_size, spec.activation, backend, dtype=dtype, device=device
+        )
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
         x = x + self._attention.of_normed(x, self._attention_norm, rotation, paged)
@@ -41,5 +43,10 @@ class LlamaLayer:
 def build_llama(spec: ModelSpec, backend: AttentionBackend, *, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """A Llama with uninitialised weights."""
     return Decoder(
-        spec, lambda layer: LlamaLayer(spec, layer, backend, dtype, device), plus_one=False, dtype=dtype, device=device
+        spec,
+        lambda layer: LlamaLayer(spec, layer, backend, dtype, device),
+        backend=backend,
+        plus_one=False,
+        dtype=dtype,
+        device=device,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
-from kernels.composed import add_normed, prepared
+from kernels.composed import add_normed, gated, normed, prepared
 from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
 from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
@@ -61,6 +61,12 @@ class NativeBackend:
             call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
             call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
         self.library.store_kv(call, torch.get_num_threads())
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return normed(x, weight, eps)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return gated(gate_up, activation)
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.shape != branch.shape or x.dtype != branch.dtype or not (x.is_contiguous() and branch.is_contiguous()):
@@ -196,6 +202,12 @@ class TorchBackend:
     ) -> None:
         query.copy_(prepared(query, preparation.query_norm, preparation))
         self.store_kv(prepared(key, preparation.key_norm, preparation), value, pages, slot_mapping)
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return normed(x, weight, eps)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return gated(gate_up, activation)
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_normed(x, branch, weight, eps)

@@ -17,9 +17,10 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
-from kernels.composed import add_normed
+from kernels.gpu.activations import Activation, gate
 from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
+from kernels.gpu.norms import rms_norm, rms_norm_add
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.store_kv import prepare_and_store, store_kv
 
@@ -54,9 +55,17 @@ class TritonBackend:
         """Norm and rotate ``query``, in place, and ``key``, then store as ``store_kv`` does, all in one launch."""
         prepare_and_store(query, key, value, pages, slot_mapping, preparation)
 
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """The RMSNorm of ``x``."""
+        return rms_norm(x, weight, eps)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """``activation(gate) * up`` of the halves of ``gate_up``."""
+        return gate(gate_up, Activation(activation))
+
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` plus the RMSNorm of ``branch``."""
-        return add_normed(x, branch, weight, eps)
+        return rms_norm_add(branch, x, weight, eps)
 
     def attend(
         self,

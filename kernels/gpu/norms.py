@@ -1,4 +1,4 @@
-"""RMSNorm, alone or with the residual sum before it, in one pass over memory (Zhang and Sennrich, 2019).
+"""RMSNorm, alone or with the residual sum before or after it, in one pass over memory (Zhang and Sennrich, 2019).
 
 Contract
     x           [..., size], dense last dimension; at most one stride in front of it besides that of tokens, so that the
@@ -8,11 +8,14 @@ Contract
     output      dense, the shape and dtype of x
 
 Numerics: float32 throughout, rounded once on the way out. ``add_rms_norm`` rounds the sum to x's dtype and norms the
-rounded sum, which is what the next residual reads: fused and separate give the same values. A row depends on itself
-only, and a program's tile on ``size`` only, so a row has the same bits in every batch.
+rounded sum, which is what the next residual reads; ``rms_norm_add`` rounds the norm before it adds, and the sum again:
+fused and separate give the same values. A row depends on itself only, and a program's tile on ``size`` only, so a row
+has the same bits in every batch.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 import torch
 import triton
@@ -22,6 +25,14 @@ from kernels.gpu.variant import Variant, pointer, warps_here
 
 TILE_ELEMENTS = 4096  # what one program holds, unless a single row is larger
 LARGEST_SIZE = 65536
+
+
+class Residual(Enum):
+    """Where a residual is added."""
+
+    NONE = "plain"
+    BEFORE = "sum"
+    AFTER = "then sum"
 
 
 @triton.jit(do_not_specialize=["num_rows", "eps"])
@@ -41,7 +52,8 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
+    ADDS_BEFORE: tl.constexpr,
+    ADDS_AFTER: tl.constexpr,
 ):
     """``ROWS`` rows, a row being one head of one token. Grid: (row blocks,)."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -53,22 +65,26 @@ def rms_norm_kernel(
 
     x_rows = x_ptr + tokens * x_token_stride + heads * x_head_stride
     x = tl.load(x_rows[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
-    if HAS_RESIDUAL:
+    if ADDS_BEFORE or ADDS_AFTER:
         residual_rows = residual_ptr + tokens * residual_token_stride + heads * residual_head_stride
-        x += tl.load(residual_rows[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+        residual = tl.load(residual_rows[:, None] + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ADDS_BEFORE:
+        x += residual
         rounded = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + rows[:, None] * SIZE + dims[None, :], rounded, mask=mask)
         x = rounded.to(tl.float32)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=1) / SIZE + eps)
     weight = tl.load(weight_ptr + dims, mask=in_row, other=0.0).to(tl.float32)
     normed = x * inverse[:, None] * weight[None, :]
+    if ADDS_AFTER:
+        normed = normed.to(output_ptr.dtype.element_ty).to(tl.float32) + residual
     tl.store(output_ptr + rows[:, None] * SIZE + dims[None, :], normed.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(output, output, x, x, weight, eps, has_residual=False)
+    _launch(output, output, x, x, weight, eps, Residual.NONE)
     return output
 
 
@@ -76,11 +92,23 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The RMSNorm of ``x + residual``, and the sum itself, rounded to x's dtype."""
+    _check_residual(x, residual)
+    output, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(output, total, x, residual, weight, eps, Residual.BEFORE)
+    return output, total
+
+
+def rms_norm_add(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``residual`` plus the RMSNorm of ``x``, which is rounded to x's dtype before."""
+    _check_residual(x, residual)
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(output, output, x, residual, weight, eps, Residual.AFTER)
+    return output
+
+
+def _check_residual(x: torch.Tensor, residual: torch.Tensor) -> None:
     if residual.shape != x.shape or residual.dtype != x.dtype:
         raise ValueError(f"residual {tuple(residual.shape)} {residual.dtype} is not like x {tuple(x.shape)} {x.dtype}")
-    output, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    _launch(output, total, x, residual, weight, eps, has_residual=True)
-    return output, total
 
 
 def _launch(
@@ -90,8 +118,7 @@ def _launch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    *,
-    has_residual: bool,
+    residual_is_added: Residual,
 ) -> None:
     size = x.shape[-1]
     if weight.shape != (size,):
@@ -117,7 +144,8 @@ def _launch(
         SIZE=size,
         SIZE_PADDED=triton.next_power_of_2(size),
         ROWS=rows,
-        HAS_RESIDUAL=has_residual,
+        ADDS_BEFORE=residual_is_added is Residual.BEFORE,
+        ADDS_AFTER=residual_is_added is Residual.AFTER,
         num_warps=warps_here(num_warps),
         enable_fp_fusion=True,
     )
@@ -139,16 +167,22 @@ def _by_head(x: torch.Tensor) -> torch.Tensor:
 
 def variants() -> list[Variant]:
     """Norms of hidden states, with and without the sum, and of the heads of queries and keys."""
-    shapes = ((4096, 1, True), (128, 8, False), (2880, 1, False), (16384, 1, True))
+    shapes = (
+        (4096, 1, Residual.BEFORE),
+        (128, 8, Residual.NONE),
+        (4096, 1, Residual.NONE),
+        (2560, 1, Residual.AFTER),
+        (2880, 1, Residual.NONE),
+        (16384, 1, Residual.BEFORE),
+    )
     found = []
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for size, heads, has_residual in shapes if dtype == torch.bfloat16 else shapes[:2]:
+        for size, heads, residual in shapes if dtype == torch.bfloat16 else shapes[:4]:
             rows, num_warps = tile(size)
-            kind = "sum" if has_residual else "plain"
             types = {name: pointer(dtype) for name in ("output_ptr", "sum_ptr", "x_ptr", "residual_ptr")}
             found.append(
                 Variant.of(
-                    f"rms_norm {kind} {size} {str(dtype).removeprefix('torch.')}",
+                    f"rms_norm {residual.value} {size} {str(dtype).removeprefix('torch.')}",
                     rms_norm_kernel,
                     types | {"weight_ptr": pointer(torch.float32), "eps": "fp32"},
                     {
@@ -156,7 +190,8 @@ def variants() -> list[Variant]:
                         "SIZE": size,
                         "SIZE_PADDED": triton.next_power_of_2(size),
                         "ROWS": rows,
-                        "HAS_RESIDUAL": has_residual,
+                        "ADDS_BEFORE": residual is Residual.BEFORE,
+                        "ADDS_AFTER": residual is Residual.AFTER,
                     },
                     num_warps=num_warps,
                 )

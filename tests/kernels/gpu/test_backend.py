@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels import composed
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.gpu.backend import TritonBackend
 
@@ -86,3 +87,17 @@ def test_a_batch_may_be_a_view_into_larger_tables(make_batch: Callable) -> None:
     moved = replace(metadata, block_table=table[:3])
     arguments = (batch.query, batch.pages)
     batch.check(BACKEND.attend(*arguments, moved, scale=batch.scale))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_between_products_equal_those_of_torch(dtype: torch.dtype, device: torch.device) -> None:
+    x, branch = torch.randn(2, 3, 128, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
+    weight = torch.linspace(-1, 1, 128, device=device)
+    near = {"rtol": 2.0**-7, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(BACKEND.normed(x, weight, 1e-5), composed.normed(x, weight, 1e-5), **near)
+    expected = composed.add_normed(x.clone(), branch, weight, 1e-5)
+    torch.testing.assert_close(BACKEND.add_normed(x.clone(), branch, weight, 1e-5), expected, **near)
+    for activation in ("silu", "gelu_tanh"):
+        near_gated = {"rtol": 2.0**-6, "atol": 1e-2} if dtype == torch.bfloat16 else near
+        expected = composed.gated(x, activation)
+        torch.testing.assert_close(BACKEND.gated(x, activation), expected, **near_gated)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import reference_layers
-from kernels.gpu.norms import LARGEST_SIZE, add_rms_norm, rms_norm
+from kernels.gpu.norms import LARGEST_SIZE, add_rms_norm, rms_norm, rms_norm_add
 
 EPS = 1e-5
 # Half a unit in the last place of a result near 4, and some float32 rounding for float32.
@@ -15,8 +15,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=TOLERANCE[actual.dtype])
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, *, roundings: int = 1) -> None:
+    atol = roundings * TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -39,6 +40,18 @@ def test_the_sum_is_rounded_returned_and_normed_as_rounded(
     assert torch.equal(total.cpu(), x + residual)
     assert_near(normed, reference_layers.add_rms_norm(x, residual, weight, EPS)[0])
     assert torch.equal(normed, rms_norm(total, weight.to(device), EPS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 64), (5, 1000), (9, 40)])
+def test_a_norm_is_rounded_before_it_is_added_to_the_residual(
+    num_rows: int, size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, residual = normal(2, num_rows, size).to(dtype)
+    weight = normal(size, seed=1).clamp(-1, 1)
+    total = rms_norm_add(x.to(device), residual.to(device), weight.to(device), EPS)
+    assert_near(total, residual.double() + reference_layers.rms_norm(x, weight, EPS), roundings=2)
+    assert torch.equal(total.cpu(), residual + rms_norm(x.to(device), weight.to(device), EPS).cpu())
 
 
 def test_heads_of_a_fused_projection_are_normed_where_they_lie(device: torch.device) -> None:
@@ -80,6 +93,8 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
         rms_norm(x, weight[:32], EPS)
     with pytest.raises(ValueError, match="is not like x"):
         add_rms_norm(x, x.half(), weight, EPS)
+    with pytest.raises(ValueError, match="is not like x"):
+        rms_norm_add(x, x[:1], weight, EPS)
     with pytest.raises(ValueError, match="dense last dimension"):
         rms_norm(x.T, weight[:2], EPS)
     with pytest.raises(ValueError, match="too long"):
