@@ -10,6 +10,7 @@ import math
 
 import msgspec
 
+from engine.errors import ConfigError
 from models.checkpoint import Checkpoint, resolve_checkpoint
 from models.errors import CheckpointError
 
@@ -23,10 +24,6 @@ DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
-
-
-class ConfigError(Exception):
-    """A setting that cannot work; the message names it, its value and what would work."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,13 +23,15 @@ import torch
 from engine.block_tables import Array
 from engine.cuda_graphs import DecodeGraphs, GraphRecorder
 from engine.input_batch import FilledStep, InputBatch
-from engine.messages import SamplingParams
 from engine.paged_model import PagedModel
 from engine.step_buffers import DrawSections, StepShape
 from engine.step_result import DrawnToken
 from engine.step_stream import Event, StepStream
 from engine.token_sampler import TokenSampler
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
+
+if TYPE_CHECKING:
+    from engine.messages import SamplingParams
 
 NO_SOURCE = -1
 _SEED_MASK = (1 << 64) - 1

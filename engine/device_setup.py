@@ -3,16 +3,17 @@
 Before there are pages it runs the largest steps that can come, over null sequences alone, to see what memory they take;
 then the pages are cut, and graphs recorded over them. Whatever touches the device (memory, queue, graphs, sampling)
 comes in through the constructor.
+
+Imports nothing but torch and what comes with it, so that `benchmarks/gpu_check.sh` needs no more.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from engine.choices import Choices
-from engine.config import EngineConfig
 from engine.cuda_graphs import CudaGraphRecorder, GraphRecorder, graph_sizes
 from engine.device_runner import DeviceRunner
 from engine.input_batch import InputBatch
@@ -22,10 +23,13 @@ from engine.page_pool import PagePool
 from engine.paged_model import PagedModel
 from engine.step_buffers import StepBuffers, StepShape
 from engine.step_executor import InlineExecutor, QueueExecutor, StepExecutor
-from engine.step_result import StepRunner
 from engine.step_stream import CudaStream, StepStream
 from engine.token_sampler import KernelSampler, TokenSampler
 from models.model import CausalLM
+
+if TYPE_CHECKING:
+    from engine.choices import Choices
+    from engine.config import EngineConfig
 
 CHANGES_PER_STEP = 65_536  # of block tables that travel with a step's own copy: 3/4 MB, a million tokens of pages
 
@@ -44,7 +48,7 @@ class DeviceSetup:
         sampler: TokenSampler,
         recorder: GraphRecorder | None,
     ) -> None:
-        """``recorder`` None: every step is launched kernel by kernel."""
+        """``recorder`` None: every step is launched kernel by kernel. ``largest`` is the largest step there can be."""
         self.memory = StartMemory(memory)
         self._config = config
         self._plan = plan
@@ -53,11 +57,11 @@ class DeviceSetup:
         self._sampler = sampler
         self._recorder = recorder
         num_seqs = config.max_num_seqs
-        self._largest = StepShape(max(config.max_num_batched_tokens, num_seqs), num_seqs, num_seqs)
+        self.largest = StepShape(max(config.max_num_batched_tokens, num_seqs), num_seqs, num_seqs)
         buffers = StepBuffers(
             sum(group.pages_per_block for group in plan.groups),
             stream=stream,
-            largest=self._largest,
+            largest=self.largest,
             num_changes=CHANGES_PER_STEP,
         )
         self._inputs = InputBatch(
@@ -89,7 +93,7 @@ class DeviceSetup:
                 self._reader,
                 self._config.gpu_memory_utilization,
                 model.weight_bytes(),
-                largest_step=partial(runner.run_null, self._largest),
+                largest_step=partial(runner.run_null, self.largest),
                 largest_decode=partial(runner.run_null, StepShape(num_seqs, num_seqs, num_seqs)),
                 num_graphs=len(self._graph_sizes()),
                 logits_bytes=num_seqs * model.spec.vocab_size * torch.float32.itemsize,
@@ -97,7 +101,7 @@ class DeviceSetup:
         self.memory.note("activations", budget.largest_step)
         return budget
 
-    def make_runner(self, model: CausalLM, pool: PagePool) -> tuple[StepRunner, list[str]]:
+    def make_runner(self, model: CausalLM, pool: PagePool) -> tuple[DeviceRunner, list[str]]:
         """Record the graphs; where that fails, say so and go on without."""
         self.memory.note("pages", pool.num_pages * self._plan.page_bytes)
         runner = self._runner(PagedModel(model, pool.kv_cache, pool.host_cache))

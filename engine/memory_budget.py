@@ -19,7 +19,7 @@ from typing import Protocol
 
 import torch
 
-from engine.config import ConfigError
+from engine.errors import ConfigError
 
 GPU_MEMORY_SHARE = 0.9  # of the device, weights, activations and other processes included
 GRAPH_BYTES = 4 << 20  # of a recorded graph beside its memory pool: an estimate, no figure was taken yet

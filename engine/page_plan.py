@@ -6,16 +6,20 @@ Knows groups, dtypes and budgets in bytes; what is left of a device's memory is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from block_manager.groups import LayerGroup, plan_groups
 from block_manager.kv_cache import KVCache, scale_bytes
 from block_manager.sizing import Capacity, page_bytes
-from engine.config import ConfigError, EngineConfig
+from engine.errors import ConfigError
 from engine.machine import available_memory
 from engine.memory_budget import ALLOCATION_BYTES, MemoryBudget
 from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from engine.config import EngineConfig
 
 CPU_MEMORY_SHARE = 0.4  # of what is available after the weights: the machine has other tenants
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from block_manager.kv_cache import KVCache
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
-from engine.choices import Choices
-from engine.config import EngineConfig
 from engine.memory_budget import MemoryBudget
 from engine.page_plan import PagePlan, check_host_memory, choose_num_pages
+
+if TYPE_CHECKING:
+    from engine.choices import Choices
+    from engine.config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

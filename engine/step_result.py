@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from engine.messages import SamplingParams
 from scheduler.batch import ScheduledBatch
+
+if TYPE_CHECKING:
+    from engine.messages import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

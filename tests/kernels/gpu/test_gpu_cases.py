@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.gpu_cases import Bench, Row, Sizes, all_rows, decode_rows
+from benchmarks.gpu_model import ModelReport
 from benchmarks.gpu_timing import MOST_COPIES, PAST_CACHES, copies_past_caches
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -88,14 +89,16 @@ def test_a_case_without_room_says_so(device: torch.device) -> None:
     assert notes == ["", "needs 0 GiB of pages", "", "needs 0 GiB of pages"]
 
 
-def test_the_report_names_targets_that_were_missed_and_what_is_absent(rows: list[Row]) -> None:
+def test_the_report_names_targets_that_were_missed_and_what_is_wrong(rows: list[Row]) -> None:
     tests = [gpu_check.FileResult(file="test_decode.py", passed=True, summary="9 passed")]
-    text = gpu_check.markdown({"device": "some GPU"}, tests, rows, {"a decode": True, "a prompt": False})
+    bits, model = {"a decode": True, "a prompt": False}, ModelReport(shape="2 layers of 64, float32")
+    text = gpu_check.markdown({"device": "some GPU"}, tests, rows, bits, {"tokens": False}, model)
     assert "| test_decode.py | pass | 9 passed |" in text
     assert "| a prompt | DIFFERENT |" in text
     assert "| prefill | 24 tokens | 1,000.0 | 0 TFLOP/s | 100% of torch SDPA | 75% |" in text
     assert "| 85% missed |" in text
-    assert "absent: decoding a Llama-8B-shaped model" in text
+    assert "| tokens | DIFFERENT |" in text
+    assert "Llama 8B's shape, 2 layers of 64, float32, random weights" in text
     assert json.loads(json.dumps([asdict(row) for row in rows]))[0]["kernel"] == "decode"
 
 
