@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kSerialRows = 4;           // input rows that are prepared faster than threads wake
 constexpr int64_t kSerialCodes = 1 << 16;    // weights that are multiplied faster than threads wake
+constexpr int kPartsPerThread = 8;
+constexpr int kRowsPerTurn = 4;
 
 const ProductTable* const* product_variants() {
   static const ProductTable* const table[] = {
@@ -117,29 +119,36 @@ class Panels {
   bool is_sound_ = true;
 };
 
-// Quantises the input, then runs `work(first, last)` over runs of panels: one per thread, in ascending order.
+// Quantises the input, then runs `work(part, first, last)` over `num_parts` runs of panels, in ascending order. There
+// are more parts than threads, so that a thread that the system takes its core from holds up the others by one part.
 template <class Work>
 void run(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
-         int num_threads, const Work& work) {
+         int num_threads, int num_parts, const Work& work) {
   const bool parallel_rows = num_threads > 1 && call.num_rows > kSerialRows;
   if (!parallel_rows) {
     float* scratch = reserve_floats(call.columns);
     for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
   }
-  if (num_threads <= 1) return work(0, 0, panels.count());
+  const auto run_part = [&](int part) {
+    work(part, panels.count() * part / num_parts, panels.count() * (part + 1) / num_parts);
+  };
+  if (num_threads <= 1) {
+    for (int part = 0; part < num_parts; ++part) run_part(part);
+    return;
+  }
 #pragma omp parallel num_threads(num_threads)
   {
     if (parallel_rows) {
       float* scratch = reserve_floats(call.columns);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, kRowsPerTurn)
       for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
     }
-#pragma omp for schedule(static, 1) nowait
-    for (int part = 0; part < num_threads; ++part) {
-      work(part, panels.count() * part / num_threads, panels.count() * (part + 1) / num_threads);
-    }
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int part = 0; part < num_parts; ++part) run_part(part);
   }
 }
+
+int parts_for(int num_threads) { return num_threads <= 1 ? 1 : num_threads * kPartsPerThread; }
 
 int threads_for(const ProductCall& call, const Panels& panels, int num_threads) {
   return panels.count() * kPanelRows * call.columns < kSerialCodes ? 1 : num_threads;
@@ -149,7 +158,8 @@ Status product(const ProductCall& call, const ProductTable& kernels, int num_thr
   const Panels panels(call);
   if (!panels.are_sound()) return bad_layout;
   const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
-  run(call, kernels, panels, rows, threads_for(call, panels, num_threads), [&](int, int64_t first, int64_t last) {
+  num_threads = threads_for(call, panels, num_threads);
+  run(call, kernels, panels, rows, num_threads, parts_for(num_threads), [&](int, int64_t first, int64_t last) {
     for (int64_t panel = first; panel < last; ++panel) {
       panels.multiply(kernels, rows, panel, call.output, call.output_stride);
     }
@@ -157,7 +167,7 @@ Status product(const ProductCall& call, const ProductTable& kernels, int num_thr
   return ok;
 }
 
-// The largest output of a row that a thread has seen, and the first place that has it.
+// The largest output of a row that a part has seen, and the first place that has it.
 struct Best {
   float value = -std::numeric_limits<float>::infinity();
   int64_t index = 0;
@@ -169,8 +179,9 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
   if (!panels.are_sound()) return bad_layout;
   const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
   num_threads = threads_for(call, panels, num_threads);
-  std::vector<std::vector<Best>> bests(num_threads, std::vector<Best>(call.num_rows));
-  run(call, kernels, panels, rows, num_threads, [&](int part, int64_t first, int64_t last) {
+  const int num_parts = parts_for(num_threads);
+  std::vector<std::vector<Best>> bests(num_parts, std::vector<Best>(call.num_rows));
+  run(call, kernels, panels, rows, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
     std::vector<Best>& best = bests[part];
     std::vector<float> tile(call.num_rows * kPanelRows);
     for (int64_t panel = first; panel < last; ++panel) {
@@ -189,7 +200,7 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
   });
   for (int64_t row = 0; row < call.num_rows; ++row) {
     Best best = bests[0][row];
-    for (int part = 1; part < num_threads; ++part) {
+    for (int part = 1; part < num_parts; ++part) {
       if (bests[part][row].value > best.value) best = bests[part][row];
     }
     indices[row] = best.index;
