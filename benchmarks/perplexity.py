@@ -1,12 +1,13 @@
-"""What each dtype of KV pages costs in quality: perplexity of one text, and agreement with float32 pages.
+"""What forms of weights and dtypes of KV pages cost in quality: perplexity of one text, and agreement with floats.
 
     python -m benchmarks.perplexity
+    python -m benchmarks.perplexity --quantization none,auto,int8 --kv-cache-dtype float32
     python -m benchmarks.perplexity path/to/model --kv-cache-dtype float32,int8 --text FILE --max-tokens 20000
 
-Weights and arithmetic are the same for all (float32 unless --dtype says otherwise); only the pages differ. The text is
-cut into windows of --context tokens, each behind a BOS of its own, and every token is predicted from those before it
-in its window, through the path that serves: prefill in chunks over KV pages, with pages behind sliding windows given
-back. All dtypes run side by side, so that each next-token distribution is compared with that of the first.
+Only the pages differ, or the form that weights are kept in; all else is the same (float32 unless --dtype says
+otherwise). The text is cut into windows of --context tokens, each behind a BOS of its own, and every token is predicted
+from those before it in its window, through the path that serves: prefill in chunks over KV pages, with pages behind
+sliding windows given back. All run side by side, so that each next-token distribution is compared with the first's.
 
 Without --text it is the language reference that comes with Python (``pydoc_data.topics``), English prose and code.
 """
@@ -30,7 +31,8 @@ from block_manager.hashing import BlockHashes
 from block_manager.kv_cache import KVCache
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
-from engine.config import KV_CACHE_DTYPE_ALIASES, KV_CACHE_DTYPES, resolve_checkpoint
+from engine.choices import choose_forms
+from engine.config import KV_CACHE_DTYPE_ALIASES, KV_CACHE_DTYPES, QUANTIZATIONS, ConfigError, resolve_checkpoint
 from engine.input_batch import InputBatch
 from kernels.attention import KVPages, PagedLayer
 from kernels.backends import check_page_dtype, choose_backend
@@ -169,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.perplexity", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for octavo serve; default: the demo model")
     parser.add_argument("--kv-cache-dtype", default=",".join(KV_CACHE_DTYPES[1:]), metavar="DTYPES")
+    parser.add_argument("--quantization", default="none", metavar="FORMS", help=f"some of {', '.join(QUANTIZATIONS)}")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to score")
@@ -182,26 +185,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_page_dtype(dtype, device)
     except ValueError as error:
         parser.error(f"--kv-cache-dtype {error}")
+    forms = parsed.quantization.split(",")
+    if unknown := set(forms) - set(QUANTIZATIONS):
+        parser.error(f"--quantization {', '.join(sorted(unknown))}: choose from {', '.join(QUANTIZATIONS)}")
 
     checkpoint = resolve_checkpoint(parsed.model)
     tokenizer = load_text_parts(checkpoint, None).tokenizer
     text = "\n\n".join(topics.values()) if parsed.text is None else parsed.text.read_text(encoding="utf-8")
     token_ids = tokenizer.encode(text, add_special_tokens=False)[: parsed.max_tokens]
     backend, _ = choose_backend(device)
-    model = load_model(
-        checkpoint,
-        checkpoint.read_spec(),
-        device=device,
-        dtype=getattr(torch, parsed.dtype),
-        backend=backend,
-        on_progress=None,
-    )
-    readers = [PagedReader(model, dtype, parsed.context, device) for _, dtype in chosen]
+    try:
+        models = {
+            form: load_model(
+                checkpoint,
+                checkpoint.read_spec(),
+                device=device,
+                dtype=getattr(torch, parsed.dtype),
+                backend=backend,
+                forms=choose_forms(form, backend),
+            )
+            for form in forms
+        }
+    except ConfigError as error:
+        parser.error(str(error))
+    readers = [PagedReader(models[form], dtype, parsed.context, device) for form in forms for _, dtype in chosen]
+    names = [name if len(forms) == 1 else f"weights {form}, pages {name}" for form in forms for name, _ in chosen]
     bos = tokenizer.bos_token_id if tokenizer.adds_bos else None
     scores = score(readers, token_ids, bos, parsed.context)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     source = f"pydoc_data.topics of Python {python}" if parsed.text is None else parsed.text.name
-    print(table([name for name, _ in chosen], readers, scores))
+    print(table(names, readers, scores))
+    print("\nWeights: " + ", ".join(f"{form} {model.weight_bytes() / 1e6:,.0f} MB" for form, model in models.items()))
     print(
         f"\n{scores[0].tokens:,} tokens of {source} in windows of {parsed.context:,}; {checkpoint.name}, computed in "
         f"{parsed.dtype} by {backend.name}; {Conditions.now()}"

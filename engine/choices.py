@@ -58,7 +58,7 @@ class Choices:
             kv_dtype_name=kv_dtype_name,
             max_model_len=_choose_max_model_len(config, spec),
             backend=backend,
-            forms=_choose_forms(config.quantization, backend),
+            forms=choose_forms(config.quantization, backend),
             warnings=tuple(warnings),
         )
 
@@ -83,8 +83,8 @@ def _choose_backend(device: torch.device, is_deterministic: bool) -> tuple[Atten
         raise ConfigError(str(error)) from error
 
 
-def _choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | None:
-    """What weights are kept as, where the native library can multiply with it."""
+def choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | None:
+    """What weights are kept as, by the name that a user gives it; ConfigError where there are no kernels for it."""
     if quantization == "none" or (quantization == "auto" and not isinstance(backend, NativeBackend)):
         return None
     if not isinstance(backend, NativeBackend):
