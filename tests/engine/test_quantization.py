@@ -1,0 +1,45 @@
+"""--quantization in a whole engine: answers that do not depend on company, and wishes that cannot be granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.choices import choose_forms
+from engine.config import ConfigError, EngineConfig
+from engine.startup import StageTimes, build_engine
+from kernels.cpu.backend import NativeBackend, TorchBackend
+from kernels.cpu.library import NativeLibrary
+from models.weight_forms import Quantization
+
+
+@pytest.mark.parametrize("directory", ["tiny_llama_dir", "tiny_gemma3_dir"])
+def test_c14_answers_of_quantised_weights_do_not_depend_on_company(
+    rig: Callable, directory: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(directory)
+    prompts = {f"r{i}": [256, *range(i, i + 5 + 9 * i)] for i in range(6)}
+    engine = rig(model, quantization="int8", max_num_batched_tokens=64)
+    alone = {name: engine.alone(name, prompt, 20) for name, prompt in prompts.items()}
+    engine = rig(model, quantization="int8", max_num_batched_tokens=64, max_num_seqs=6)
+    for name, prompt in prompts.items():
+        engine.submit(name, prompt, 20)
+    engine.run()
+    assert {name: engine.tokens(name) for name in prompts} == alone
+
+
+def test_without_the_native_library_weights_are_floats_or_the_wish_is_refused() -> None:
+    assert choose_forms("auto", TorchBackend()) is None
+    assert choose_forms("none", NativeBackend(NativeLibrary())) is None
+    stored = choose_forms("auto", NativeBackend(NativeLibrary()))
+    assert stored is not None
+    assert stored.quantization is Quantization.STORED
+    with pytest.raises(ConfigError, match="--quantization int8: only CPUs, with the native library"):
+        choose_forms("int8", TorchBackend())
+
+
+def test_an_unknown_form_is_refused(tiny_llama_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="--quantization int3: choose one of auto, none, int8, int4"):
+        build_engine(EngineConfig(model=str(tiny_llama_dir), quantization="int3"), StageTimes(), lambda progress: None)

@@ -1,0 +1,79 @@
+"""Which weights are kept quantised, and that a model of kept weights is the model of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from kernels.cpu.backend import NativeBackend
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.quantised_matrix import WeightKind
+from models.checkpoint import resolve_checkpoint
+from models.llama import build_llama
+from models.loader import load_model
+from models.model import CausalLM
+from models.weight_forms import Quantization, WeightForms
+
+CPU = torch.device("cpu")
+Q = GGMLQuantizationType
+
+
+@pytest.fixture(scope="module")
+def library() -> NativeLibrary:
+    return NativeLibrary()
+
+
+def load(path: Path, library: NativeLibrary, quantization: Quantization | None) -> CausalLM:
+    checkpoint = resolve_checkpoint(str(path))
+    forms = None if quantization is None else WeightForms(quantization, library)
+    backend = NativeBackend(library)
+    return load_model(checkpoint, checkpoint.read_spec(), device=CPU, dtype=torch.float32, backend=backend, forms=forms)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name", "columns", "stored", "kind"),
+    [
+        (Quantization.STORED, "a.q_proj.weight", 640, Q.Q5_0, WeightKind.Q5_0),
+        (Quantization.STORED, "a.down_proj.weight", 2048, Q.Q4_K, WeightKind.Q4_K),
+        (Quantization.STORED, "a.down_proj.weight", 2048, Q.F16, None),
+        (Quantization.STORED, "a.down_proj.weight", 2048, Q.Q5_K, None),
+        (Quantization.STORED, "a.q_proj.weight", 640, None, None),
+        (Quantization.INT8, "a.q_proj.weight", 640, None, WeightKind.Q8_0),
+        (Quantization.INT8, "a.q_proj.weight", 648, None, None),
+        (Quantization.INT4, "a.q_proj.weight", 640, Q.Q8_0, WeightKind.Q4_0),
+        (Quantization.INT4, "model.embed_tokens.weight", 640, None, WeightKind.Q8_0),
+        (Quantization.INT4, "lm_head.weight", 640, None, WeightKind.Q8_0),
+    ],
+)
+def test_the_kind_of_a_weight(
+    library: NativeLibrary,
+    quantization: Quantization,
+    name: str,
+    columns: int,
+    stored: GGMLQuantizationType | None,
+    kind: WeightKind | None,
+) -> None:
+    assert WeightForms(quantization, library).kind(name, columns, stored) is kind
+
+
+def test_a_product_of_a_kept_and_another_tensor_is_not_kept(library: NativeLibrary, tiny_llama_dir: Path) -> None:
+    # as they are before a model is filled
+    checkpoint = resolve_checkpoint(str(tiny_llama_dir))
+    empty = build_llama(checkpoint.read_spec(), NativeBackend(library), dtype=torch.float32, device=CPU)
+    parameters = empty.parameters()
+    stored = dict.fromkeys(parameters, Q.Q8_0) | {"model.layers.0.self_attn.k_proj.weight": Q.F32}
+    kept = WeightForms(Quantization.STORED, library).keep(parameters, stored)
+    assert not any(name.startswith("model.layers.0.self_attn.") and "o_proj" not in name for name in kept)
+    assert "model.layers.0.self_attn.o_proj.weight" in kept
+    assert "model.layers.1.self_attn.k_proj.weight" in kept
+
+
+@pytest.mark.slow
+def test_the_default_model_keeps_the_bits_of_its_file(library: NativeLibrary, default_gguf: Path) -> None:
+    model = load(default_gguf, library, Quantization.STORED)
+    # the file has 247 MB of weights; K kinds take a little more here, and the tied table is there once
+    assert 245e6 < model.weight_bytes() < 250e6
+    assert load(default_gguf, library, None).weight_bytes() > 1.7e9
