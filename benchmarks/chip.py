@@ -17,7 +17,8 @@ class Chip:
     """Limits of one multiprocessor. Registers are 32 bits wide, shared memory is in bytes.
 
     ``registers`` are those of a whole multiprocessor on CUDA and of one lane of a SIMD on HIP; ``register_unit`` is
-    what a thread's are rounded up to. ``shared_reserved`` bytes go to the system for every program. ``partitions`` are
+    what a thread's are rounded up to. ``smallest_shared`` is what a program has on the smallest card that runs the same
+    code. ``shared_reserved`` bytes go to the system for every program. ``partitions`` are
     the schedulers that warps are spread over.
     """
 
@@ -31,6 +32,7 @@ class Chip:
     max_programs: int
     partitions: int
     shared_per_program: int
+    smallest_shared: int
     shared: int
     shared_reserved: int
     has_fp8: bool
@@ -67,6 +69,7 @@ CHIPS = {
             max_programs=32,
             partitions=4,
             shared_per_program=163 * KIB,
+            smallest_shared=99 * KIB,  # sm_86 and sm_89
             shared=164 * KIB,
             shared_reserved=KIB,
             has_fp8=False,
@@ -82,6 +85,7 @@ CHIPS = {
             max_programs=32,
             partitions=4,
             shared_per_program=227 * KIB,
+            smallest_shared=227 * KIB,
             shared=228 * KIB,
             shared_reserved=KIB,
             has_fp8=True,
@@ -97,6 +101,7 @@ CHIPS = {
             max_programs=32,
             partitions=4,
             shared_per_program=64 * KIB,
+            smallest_shared=64 * KIB,
             shared=64 * KIB,
             shared_reserved=0,
             has_fp8=False,

@@ -27,8 +27,9 @@ class Compiled:
     """One variant on one chip.
 
     ``registers`` per thread, ``spilled`` and ``shared`` in bytes per thread and program, ``occupancy`` 0 to 1 in
-    theory, ``matrix`` the matrix instruction or nothing, ``wants_matrix`` whether the kernel multiplies 16-bit or 8-bit
-    tiles, ``load_bytes`` what the widest load of a thread fetches.
+    theory, ``matrix`` the matrix instruction or nothing, ``product_rows`` the rows of the largest tile of 16 or 8 bits
+    that is multiplied, 0 where none is, ``load_bytes`` what the widest load of a thread fetches, ``async_bytes`` what
+    it copies at most into shared memory while it goes on (on NVIDIA).
     """
 
     module: str
@@ -39,8 +40,9 @@ class Compiled:
     shared: int
     occupancy: float
     matrix: str
-    wants_matrix: bool
+    product_rows: int
     load_bytes: int
+    async_bytes: int
 
 
 def variants_by_module() -> dict[str, dict[str, Variant]]:
@@ -72,11 +74,11 @@ def compile_variant(module: str, variant: Variant, chip: Chip) -> Compiled:
     if chip.backend == "cuda":
         text = kernel.asm["ptx"]
         registers, spilled = cubin_resources(kernel.asm["cubin"])
-        matrix, load_bytes = ptx_matrix(text), ptx_load_bytes(text)
+        matrix, load_bytes, async_bytes = ptx_matrix(text), ptx_load_bytes(text), ptx_async_bytes(text)
     else:
         text = kernel.asm["amdgcn"]
         registers, spilled = amdgcn_resources(text)
-        matrix, load_bytes = "mfma" if "v_mfma" in text else "", amdgcn_load_bytes(text)
+        matrix, load_bytes, async_bytes = "mfma" if "v_mfma" in text else "", amdgcn_load_bytes(text), 0
     return Compiled(
         module=module,
         variant=variant.name,
@@ -86,15 +88,16 @@ def compile_variant(module: str, variant: Variant, chip: Chip) -> Compiled:
         shared=shared,
         occupancy=chip.occupancy(registers=registers, shared=shared, num_warps=int(kernel.metadata.num_warps)),
         matrix=matrix,
-        wants_matrix=multiplies_narrow_tiles(kernel.asm["ttir"]),
+        product_rows=narrow_product_rows(kernel.asm["ttir"]),
         load_bytes=load_bytes,
+        async_bytes=async_bytes,
     )
 
 
-def multiplies_narrow_tiles(ttir: str) -> bool:
-    """Whether a kernel, in Triton's first form, has a dot of anything narrower than float32."""
-    dots = [line for line in ttir.splitlines() if " tt.dot " in line]
-    return any(not re.search(r": tensor<[^>]*xf32>? \* |: tensor<[^>]*xf32[^>]*> \*", line) for line in dots)
+def narrow_product_rows(ttir: str) -> int:
+    """Rows of the largest product, in Triton's first form, of anything narrower than float32; 0 where there is none."""
+    products = re.findall(r" tt\.dot .*: tensor<(\d+)x\d+x(\w+)> \* tensor<\d+x\d+x(\w+)>", ttir)
+    return max((int(rows) for rows, *kinds in products if "f32" not in kinds), default=0)
 
 
 def ptx_matrix(ptx: str) -> str:
@@ -108,8 +111,13 @@ def ptx_load_bytes(ptx: str) -> int:
         int(count or 1) * int(bits) // 8
         for count, bits in re.findall(r"ld\.global(?:\.(?!v\d|b\d)[\w:]+)*(?:\.v(\d))?\.b(\d+)", ptx)
     ]
-    widths += [int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x[0-9a-f]+|\d+)", ptx)]
-    return max(widths, default=0)
+    return max([*widths, ptx_async_bytes(ptx)], default=0)
+
+
+def ptx_async_bytes(ptx: str) -> int:
+    """Bytes of the widest copy straight into shared memory."""
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?\], (0x[0-9a-f]+|\d+)", ptx)
+    return max((int(size, 0) for size in sizes), default=0)
 
 
 def amdgcn_load_bytes(text: str) -> int:

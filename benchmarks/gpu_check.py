@@ -35,7 +35,7 @@ from kernels.roofline import DATA_SHEETS
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "kernels" / "gpu"
-OTHERS = {"test_compile.py", "test_interpreter.py"}  # prove what needs no GPU
+OTHERS = {"test_interpreter.py"}  # proves what needs no GPU
 TEST_SECONDS = 240
 
 

@@ -5,8 +5,9 @@
     python -m benchmarks.kernels --compile-only --write docs/kernels.md
 
 Ends with status 1 where a kernel does not compile, does not fit, spills where it must not, multiplies without matrix
-instructions, or loads less than 16 bytes at once; each such complaint is a line on stderr. Triton caches what it
-compiled, so only changed kernels take time. What kernels do on a GPU is measured by ``benchmarks/gpu_check.sh``.
+instructions (with 64 rows on Hopper: its own), waits for the pages it multiplies, or loads less than 16 bytes at once;
+each such complaint is a line on stderr. Triton caches what it compiled, so only changed kernels take time. What kernels
+do on a GPU is measured by ``benchmarks/gpu_check.sh``.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from benchmarks.compiled import WIDE_LOAD, Compiled, compile_variant, variants_b
 from kernels.gpu.variant import Variant
 
 BEGIN, END = "<!-- compiled kernels: begin -->", "<!-- compiled kernels: end -->"
+ATTENTION = {"decode", "prefill", "cascade"}
+WGMMA_ROWS = 64  # the fewest that Hopper's own matrix instruction takes
 NEVER_SPILLS = {"store_kv", "decode"}  # up to head dim 128; their registers are all the speed they have
 
 
@@ -60,8 +63,8 @@ def tasks(modules: Sequence[str], chips: Sequence[str], pattern: str) -> list[Ta
         Task(module, name, chip)
         for module in modules or available
         for name, variant in available[module].items()
-        if re.search(pattern, name)
         for chip in chips or CHIPS
+        if re.search(pattern, f"{name}@{chip}")
         if CHIPS[chip].has_fp8 or not variant.needs_fp8
     ]
 
@@ -87,12 +90,23 @@ def complaints(compiled: Compiled, chip: Chip, head_dim: int) -> Iterable[str]:
     """What must not be, in words."""
     if compiled.shared > chip.shared_per_program:
         yield f"{compiled.shared} bytes of shared memory, of {chip.shared_per_program}"
+    elif compiled.shared > chip.smallest_shared:
+        yield f"{compiled.shared} bytes of shared memory, of {chip.smallest_shared} that the smallest card has"
     if compiled.occupancy == 0.0:
         yield "does not fit into a multiprocessor"
     if compiled.spilled and compiled.module in NEVER_SPILLS and head_dim <= 128:
         yield f"spills {compiled.spilled} bytes"
-    if compiled.wants_matrix and not compiled.matrix:
+    if compiled.product_rows and not compiled.matrix:
         yield "multiplies without matrix instructions"
+    if compiled.product_rows >= WGMMA_ROWS and compiled.matrix == "mma" and chip.architecture == 90:
+        yield f"multiplies {compiled.product_rows} rows without wgmma"
+    if (
+        compiled.module in ATTENTION
+        and compiled.product_rows
+        and chip.backend == "cuda"
+        and compiled.async_bytes < WIDE_LOAD
+    ):
+        yield f"copies {compiled.async_bytes} bytes of pages at once while it multiplies"
     if compiled.load_bytes < WIDE_LOAD:
         yield f"loads at most {compiled.load_bytes} bytes at once"
 
@@ -143,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile-only", action="store_true", help="compile and check; needs no GPU")
     parser.add_argument("--modules", default="", help="of kernels.gpu, separated by commas; all by default")
     parser.add_argument("--chips", default="", help=f"{', '.join(CHIPS)}; all by default")
-    parser.add_argument("--variants", default="", metavar="REGEX", help="only those whose name has a match")
+    parser.add_argument("--variants", default="", metavar="REGEX", help="only those whose NAME@CHIP has a match")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object per line")

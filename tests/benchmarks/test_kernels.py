@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,8 @@ from benchmarks.compiled import (
     Compiled,
     amdgcn_load_bytes,
     amdgcn_resources,
-    multiplies_narrow_tiles,
+    narrow_product_rows,
+    ptx_async_bytes,
     ptx_load_bytes,
     ptx_matrix,
 )
@@ -33,8 +35,9 @@ GOOD = Compiled(
     shared=24 * KIB,
     occupancy=0.25,
     matrix="mma",
-    wants_matrix=True,
+    product_rows=16,
     load_bytes=16,
+    async_bytes=16,
 )
 
 
@@ -62,6 +65,55 @@ def test_kernels_of_every_kind_compile_for_every_chip(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {cost["spilled"] for cost in costs} == {0}
     assert {cost["load_bytes"] for cost in costs} == {16}
+
+
+SAMPLE = [
+    f"{kernel}:{variant}"
+    for kernel in ("decode", "prefill")
+    for variant in (
+        "128:g4:bfloat16/bfloat16:plain@sm_80",
+        "256:g4:bfloat16/bfloat16:window@sm_80",
+        "128:g8:bfloat16/bfloat16:deterministic@sm_80",
+        "64:g1:float16/int8:window+sinks@sm_80",
+        "256:g2:bfloat16/int8:window+softcap@sm_80",
+        "64:g8:bfloat16/bfloat16:plain@sm_90",
+        "128:g8:bfloat16/bfloat16:window+softcap+sinks@sm_90",
+        "256:g4:bfloat16/bfloat16:window@sm_90",
+        "256:g4:bfloat16/bfloat16:deterministic@sm_90",
+        "256:g2:bfloat16/int8:window+softcap@sm_90",
+        "128:g4:bfloat16/int8:softcap+deterministic@sm_90",
+        "128:g8:bfloat16/float8_e4m3fn:plain@sm_90",
+    )
+] + [
+    "store_kv:128:bfloat16/int8:rotary@sm_80",
+    "store_kv:256:bfloat16/bfloat16:norm+rotary@sm_80",
+    "store_kv:256:bfloat16/float8_e4m3fn:norm+rotary@sm_90",
+    "store_kv:128:bfloat16/bfloat16:plain@sm_90",
+    "decode:128:g4:float32/int8:plain@sm_80",
+    "decode:128:g4:float32/float32:window@sm_80",
+    "prefill:128:g4:float32/float32:window@sm_90",
+    "reduce:128:g4:bfloat16/bfloat16:plain:prefix@sm_80",
+    "cascade:128:g4:bfloat16/bfloat16:plain@sm_80",
+    "cascade:128:g8:bfloat16/float8_e4m3fn:plain@sm_90",
+    "decode:128:g8:bfloat16/bfloat16:window+softcap+sinks@gfx942",
+    "prefill:128:g4:bfloat16/bfloat16:plain@gfx942",
+    "prefill:64:g1:float16/int8:window+sinks@gfx942",
+]
+
+
+def test_attention_and_stores_spill_nothing_and_multiply_on_the_best_unit_of_each_chip(tmp_path: Path) -> None:
+    report = tmp_path / "report.jsonl"
+    run = compile_kernels("--variants", f"^({'|'.join(map(re.escape, SAMPLE))})$", "--json", str(report))
+
+    assert run.returncode == 0, run.stderr
+    costs = [json.loads(line) for line in report.read_text().splitlines()]
+    assert sorted(f"{cost['variant']}@{cost['chip']}" for cost in costs) == sorted(SAMPLE)
+    assert {cost["spilled"] for cost in costs} == {0}
+    multiplied = [cost for cost in costs if cost["product_rows"]]
+    assert {(cost["chip"], cost["product_rows"] >= 64, cost["matrix"]) for cost in multiplied} == {
+        ("sm_80", False, "mma"), ("sm_80", True, "mma"), ("sm_90", False, "mma"), ("sm_90", True, "wgmma"),
+        ("gfx942", False, "mfma"), ("gfx942", True, "mfma"),
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -106,14 +158,26 @@ def test_occupancy_is_what_registers_shared_memory_and_programs_allow(
         ({"spilled": 8}, 256, []),
         ({"spilled": 8, "module": "prefill"}, 128, []),
         ({"shared": 228 * KIB}, 128, ["233472 bytes of shared memory, of 232448"]),
+        ({"product_rows": 64}, 128, ["multiplies 64 rows without wgmma"]),
+        ({"product_rows": 64, "matrix": "wgmma"}, 128, []),
+        ({"async_bytes": 4}, 128, ["copies 4 bytes of pages at once while it multiplies"]),
+        ({"async_bytes": 0, "product_rows": 0}, 128, []),
+        ({"async_bytes": 0, "module": "norms"}, 128, []),
         ({"occupancy": 0.0}, 128, ["does not fit into a multiprocessor"]),
         ({"matrix": ""}, 128, ["multiplies without matrix instructions"]),
-        ({"matrix": "", "wants_matrix": False}, 128, []),
+        ({"matrix": "", "product_rows": 0}, 128, []),
         ({"load_bytes": 8}, 128, ["loads at most 8 bytes at once"]),
     ],
 )
 def test_what_must_not_be_is_complained_about(change: dict[str, Any], head_dim: int, complaint: list[str]) -> None:
     assert list(complaints(replace(GOOD, **change), CHIPS["sm_90"], head_dim)) == complaint
+
+
+def test_code_for_sm_80_must_fit_the_smaller_cards_that_run_it() -> None:
+    large = replace(GOOD, chip="sm_80", shared=100 * KIB, occupancy=0.1)
+    assert list(complaints(large, CHIPS["sm_80"], 128)) == [
+        "102400 bytes of shared memory, of 101376 that the smallest card has"
+    ]
 
 
 def test_the_widest_load_and_the_matrix_instruction_are_found_in_ptx() -> None:
@@ -123,6 +187,8 @@ def test_the_widest_load_and_the_matrix_instruction_are_found_in_ptx() -> None:
     assert ptx_load_bytes("cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;") == 16
     assert ptx_load_bytes("cp.async.ca.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x4, %r2;") == 4
     assert ptx_load_bytes("ld.shared.v4.b32 { %r1, %r2, %r3, %r4 }, [ %r5 ];") == 0
+    assert ptx_async_bytes("cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2; ld.global.b64") == 16
+    assert ptx_async_bytes("ld.global.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 + 0 ];") == 0
     assert ptx_matrix("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16") == "wgmma"
     assert ptx_matrix("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == "mma"
     assert ptx_matrix("fma.rn.f32") == ""
@@ -139,9 +205,10 @@ def test_only_products_of_narrow_tiles_want_matrix_instructions() -> None:
     bf16 = (
         "%1 = tt.dot %a, %b, %c, inputPrecision = ieee : tensor<16x64xbf16> * tensor<64x32xbf16> -> tensor<16x32xf32>"
     )
-    assert multiplies_narrow_tiles(bf16)
-    assert not multiplies_narrow_tiles(bf16.replace("bf16", "f32"))
-    assert not multiplies_narrow_tiles("%1 = arith.addf %a, %b : tensor<16x64xbf16>")
+    assert narrow_product_rows(bf16) == 16
+    assert narrow_product_rows(f"{bf16}\n{bf16.replace('16x', '128x')}") == 128
+    assert narrow_product_rows(bf16.replace("bf16", "f32")) == 0
+    assert narrow_product_rows("%1 = arith.addf %a, %b : tensor<16x64xbf16>") == 0
 
 
 def test_the_table_has_a_line_per_variant_and_a_column_per_chip() -> None:

@@ -2,7 +2,7 @@
 
 Triton reads ``TRITON_INTERPRET`` when it is imported, when a kernel is decorated and when one is launched. So the
 kernels are imported here with the variable set, and the tests of this folder run with it set; no other test sees it.
-A test that needs compiled kernels without a GPU starts a process of its own (see ``test_compile.py``).
+A test that needs compiled kernels without a GPU starts a process of its own (see ``tests/benchmarks/test_kernels.py``).
 """
 
 from __future__ import annotations
