@@ -24,6 +24,8 @@ DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
+MAX_INTEGER = 2**63 - 1  # settings travel to the engine as 64-bit integers
+MAX_INTEGER = 2**63 - 1  # what a message to the engine can hold
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +120,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, count in (("--watermark-tokens", self.watermark_tokens), ("--max-overtakes", self.max_overtakes)):
             if count < 0:
                 raise ConfigError(f"{flag} {count}: must not be negative")
+        integers = {**positive, "--watermark-tokens": self.watermark_tokens, "--max-overtakes": self.max_overtakes}
+        for flag, value in {**integers, "--seed": self.seed, "--swap-space": self.swap_space_bytes}.items():
+            if value is not None and abs(value) > MAX_INTEGER:
+                raise ConfigError(f"{flag} {value}: must not have more than 63 bits")
         if self.queue_timeout is not None and not 0.0 < self.queue_timeout < math.inf:
             raise ConfigError(f"--queue-timeout {self.queue_timeout}: must be a number of seconds above 0")
         if not 0.0 < self.priority_aging < math.inf:

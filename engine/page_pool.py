@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from block_manager.kv_cache import KVCache
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
+from engine.errors import ConfigError
 from engine.memory_budget import MemoryBudget
 from engine.page_plan import PagePlan, check_host_memory, choose_num_pages
 
@@ -40,6 +41,11 @@ class PagePool:
             num_host_pages=num_host_pages,
         )
         capacity = Capacity(plan.groups, config.block_size, num_pages, config.max_num_batched_tokens)
+        if not capacity.fits(1):
+            raise ConfigError(
+                f"{num_pages} KV pages hold no request at all: one token takes {capacity.peak_pages(1, 1)} of this "
+                "model's; raise --num-gpu-blocks-override, --kv-cache-memory-bytes or --gpu-memory-utilization"
+            )
         longest = choices.max_model_len
         if not capacity.fits(longest - 1):
             warnings.append(

@@ -33,6 +33,12 @@ def test_the_budget_is_cut_into_pages_of_the_chosen_dtype(
     assert ready.kv_bytes == ready.num_pages * page_bytes
 
 
+def test_a_pool_in_which_no_token_fits_is_a_config_error(default_gguf: Path) -> None:
+    with pytest.raises(ConfigError, match=r"5 KV pages hold no request at all: one token takes 6 of this model's"):
+        start(default_gguf, num_gpu_blocks_override=5)
+    assert start(default_gguf, num_gpu_blocks_override=6).num_pages == 6
+
+
 def test_a_device_without_pages_of_the_dtype_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(dtype: torch.dtype, device: torch.device) -> None:
         raise ValueError(f"no {dtype} on {device}")

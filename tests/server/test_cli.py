@@ -150,6 +150,12 @@ def test_the_place_in_the_queue_is_told_on_request_only() -> None:
         (["--long-prefill-token-threshold", "0"], "--long-prefill-token-threshold 0"),
         (["--watermark-tokens", "-1"], "--watermark-tokens -1"),
         (["--max-overtakes", "-1"], "--max-overtakes -1"),
+        *(
+            ([flag, str(2**63)], f"{flag} {2**63}: must not have more than 63 bits")
+            for flag in ("--max-overtakes", "--watermark-tokens", "--max-queued-tokens", "--num-gpu-blocks-override")
+        ),
+        ([f"--seed={-(2**63)}"], f"--seed {-(2**63)}: must not"),
+        (["--swap-space", "1e200"], "--swap-space"),
         (["--api-key", "a", "--tenant-weights", "1"], "--tenant-weights: needs --scheduling-policy fair"),
         ([*FAIR, "--tenant-weights", "1"], "--tenant-weights: 1 weights for 2 API keys"),
         ([*FAIR, "--tenant-weights", "1,2,3"], "--tenant-weights: 3 weights for 2 API keys"),
