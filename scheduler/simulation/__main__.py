@@ -1,13 +1,14 @@
 """``python -m scheduler.simulation``, which is ``octavo simulate``: how many pages, how long a queue.
 
 Statuses: 0, 1 when no number of pages meets the targets of --find-pages, 2 for wrong arguments or a wrong trace (one
-sentence on stderr says which).
+sentence on stderr says which), 141 when nobody reads the table any more.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (TraceError, PlotError) as error:
         print(f"{flags.PROGRAM}: {error}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print(f"{flags.PROGRAM}: so many pages, or so long requests, do not fit into memory", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # who reads the table has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
 
@@ -53,7 +60,7 @@ class _Command:
             reports, sentence, status = self._search()
         else:
             reports = [self._simulate(num_pages) for num_pages in dict.fromkeys(self.parsed.pages)]
-        print(to_json(reports) if self.parsed.json else to_table(reports))
+        print(to_json(reports) if self.parsed.json else to_table(reports), flush=True)
         if sentence:
             print(sentence, file=sys.stderr if self.parsed.json else sys.stdout)
         if self.parsed.plot is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,7 @@ from scheduler.policy import POLICY_NAMES
 from scheduler.simulation.page_search import Target
 from scheduler.simulation.settings import Settings, parse_windows
 from scheduler.simulation.step_cost import StepCost
+from scheduler.simulation.trace import MAX_TOKENS
 from scheduler.simulation.workload import Workload
 
 PROGRAM = "octavo simulate"
@@ -110,13 +112,15 @@ def target_of(parsed: argparse.Namespace) -> Target:
 # ---- values
 
 
-def _number(kind: type[int] | type[float], least: float, what: str) -> Callable[[str], float]:
+def _number(
+    kind: type[int] | type[float], least: float, what: str, most: float = sys.float_info.max
+) -> Callable[[str], float]:
     def convert(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
-        if not least <= value < math.inf:
+        if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not {what}")
         return value
 
@@ -125,7 +129,10 @@ def _number(kind: type[int] | type[float], least: float, what: str) -> Callable[
 
 _ONE_OR_MORE = _number(int, 1, "a whole number of at least 1")
 _NONE_OR_MORE = _number(int, 0, "a whole number of at least 0")
-_SECONDS = _number(float, 0.0, "a number of seconds, 0 or more")
+_SECONDS = _number(float, 0.0, "a number of seconds, 0 to 1e9", 1e9)
+_FIGURE = _number(float, 0.0, "a number, 0 or more")
+_SIGMA = _number(float, 0.0, "a number from 0 to 5", 5.0)
+_MEAN_TOKENS = _number(float, math.ulp(0.0), f"a number above 0, up to {MAX_TOKENS}", MAX_TOKENS)
 _POSITIVE = _number(float, math.ulp(0.0), "a number above 0")
 
 
@@ -187,9 +194,9 @@ def _add_trace_flags(parser: argparse.ArgumentParser) -> None:
             ("--trace", Path, None, "FILE", "requests, one JSON object a line (docs/simulate.md)"),
             ("--requests", _ONE_OR_MORE, None, "N", "draw so many requests"),
             ("--rate", _POSITIVE, None, "R", "requests a second, a Poisson process"),
-            ("--mean-prompt", _POSITIVE, 200.0, "N", "mean tokens of a prompt, lognormal"),
-            ("--mean-output", _POSITIVE, 60.0, "N", "mean tokens of an answer, lognormal"),
-            ("--length-sigma", _SECONDS, 0.8, "S", "standard deviation of the logarithm of lengths"),
+            ("--mean-prompt", _MEAN_TOKENS, 200.0, "N", "mean tokens of a prompt, lognormal"),
+            ("--mean-output", _MEAN_TOKENS, 60.0, "N", "mean tokens of an answer, lognormal"),
+            ("--length-sigma", _SIGMA, 0.8, "S", "standard deviation of the logarithm of lengths"),
             ("--max-tokens", _ONE_OR_MORE, None, "N", "what clients allow (default: 4 times the mean answer)"),
             ("--prefix-share", _share, 0.0, "SHARE", "share of requests that begin with a shared prefix"),
             ("--prefixes", _ONE_OR_MORE, 1, "K", "number of shared prefixes"),
@@ -209,7 +216,9 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="KV pages; given more than once, sizes compared",
     )
-    server.add_argument("--policy", choices=POLICY_NAMES, default=POLICY_NAMES[0], help="who goes first")
+    server.add_argument(
+        "--policy", "--scheduling-policy", choices=POLICY_NAMES, default=POLICY_NAMES[0], help="who goes first"
+    )
     server.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -223,7 +232,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
             (
                 "--windows",
                 _windows,
-                (None,),
+                "full",
                 "LIST",
                 'layers by window: "full", or "full x3, 512 x15" (one full layer)',
             ),
@@ -263,7 +272,7 @@ def _add_result_flags(parser: argparse.ArgumentParser) -> None:
         result,
         [
             ("--target-ttft", _SECONDS, None, "S", "p99 of the time to the first token, at most"),
-            ("--target-preemptions", _SECONDS, None, "SHARE", "preemptions for each request, at most"),
+            ("--target-preemptions", _FIGURE, None, "SHARE", "preemptions for each request, at most"),
             ("--forecast-every", _ONE_OR_MORE, 100, "K", "check the forecast of every K-th request"),
             ("--plot", Path, None, "FILE", "write a .png or .svg of pages and requests over time"),
         ],

@@ -9,7 +9,7 @@ the same ``prefix_id`` begin with the same tokens, all others share nothing.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -36,22 +36,26 @@ class TraceRequest(NamedTuple):
 
 FIELDS = TraceRequest._fields
 REQUIRED = ("arrival", "prompt_tokens", "output_tokens")
+MAX_TOKENS = 100_000_000  # of a request: ten times the longest context there is
 
 
 def read_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """The requests of JSONL ``lines``; empty lines are passed over. TraceError at the first line that is wrong."""
-    latest = 0.0
+    """The requests of JSONL ``lines``; empty lines are passed over. TraceError at the first line that is wrong,
+    and where there is no request at all."""
+    latest: float | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             request = _parse(line)
-            if request.arrival < latest:
+            if latest is not None and request.arrival < latest:
                 raise _FieldError("arrival", f"is {request.arrival:g}, before that of an earlier line ({latest:g})")
         except _FieldError as error:
             raise TraceError(f"line {number}: {error}") from None
         latest = request.arrival
         yield request
+    if latest is None:
+        raise TraceError("no line of it is a request")
 
 
 class _FieldError(ValueError):
@@ -99,7 +103,7 @@ def _parse(line: str) -> TraceRequest:
 
 
 def _arrival(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
         raise _FieldError("arrival", f"is {json.dumps(value)}, not a number of seconds, 0 or more")
     return float(value)
 
@@ -110,6 +114,8 @@ def _count(fields: dict[str, object], name: str, least: int, default: int | None
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise _FieldError(name, f"is {json.dumps(value)}, not an integer of at least {least}")
+    if value > MAX_TOKENS:
+        raise _FieldError(name, f"is {value}, more than {MAX_TOKENS}")
     return value
 
 

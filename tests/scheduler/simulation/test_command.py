@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.simulation import __main__
 from scheduler.simulation.__main__ import main
 
 ROOT = Path(__file__).parents[3]
@@ -62,8 +63,8 @@ def test_what_is_infinite_is_null_in_json(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_layers_policy_and_limits_reach_the_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--windows 32x4,full --policy fair --tenants a=3,b=1 --tenant-weights a=1,b=2 --max-queued-requests 1"
-    limits = "--max-num-seqs 2 --queue-timeout 5 --no-enable-prefix-caching --prefix-share 1 --step-base 0.1"
+    flags = "--windows 32x4,full --scheduling-policy fair --tenants a=3,b=1 --tenant-weights a=1,b=2"
+    limits = "--max-queued-requests 1 --max-num-seqs 2 --queue-timeout 5 --no-enable-prefix-caching --prefix-share 1 --step-base 0.1"
     assert main([*DRAWN, "--pages", "1000", *flags.split(), *limits.split()]) == 0
 
     table = rows(capsys.readouterr().out)
@@ -86,6 +87,13 @@ def test_layers_policy_and_limits_reach_the_scheduler(capsys: pytest.CaptureFixt
         ([*DRAWN, "--pages", "8", "--tenants", "a"], "argument --tenants: 'a' is not NAME=NUMBER"),
         ([*DRAWN, "--pages", "8", "--prefix-share", "2"], "argument --prefix-share: 2 is not a share from 0 to 1"),
         ([*DRAWN, "--pages", "8", "--step-base", "nan"], "argument --step-base: nan is not a number of seconds"),
+        (
+            [*DRAWN, "--pages", "8", "--step-base", "1e10"],
+            "argument --step-base: 1e10 is not a number of seconds, 0 to",
+        ),
+        ([*DRAWN, "--pages", "8", "--mean-prompt", "1e300"], "argument --mean-prompt: 1e300 is not a number above 0"),
+        ([*DRAWN, "--pages", "8", "--length-sigma", "1e308"], "argument --length-sigma: 1e308 is not a number from 0"),
+        ([*DRAWN, "--find-pages", "--target-preemptions", "x"], "argument --target-preemptions: x is not a number, 0"),
         ([*DRAWN, "--pages", "8", "--polcy", "fair"], "unrecognized arguments: --polcy fair"),
     ],
 )
@@ -104,6 +112,7 @@ def test_wrong_arguments_are_one_sentence(
     ("name", "content", "sentence"),
     [
         ("wrong.jsonl", '{"arrival": 0}\n', ', line 1: "prompt_tokens" is missing'),
+        ("empty.jsonl", "\n\n", ", no line of it is a request"),
         ("missing.jsonl", None, ": [Errno 2] No such file or directory"),
     ],
 )
@@ -158,6 +167,29 @@ def test_a_plot_that_cannot_be_made_is_said_before_the_run(
     assert "there is no folder" in says(tmp_path / "nowhere" / "plot.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert says(tmp_path / "plot.png") == "octavo simulate: --plot needs matplotlib: pip install 'octavo[simulate]'\n"
+
+
+def test_more_pages_than_memory_holds_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(__main__, "Simulator", no_memory)
+    assert main([*DRAWN, "--pages", "999999999999"]) == 2
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert "do not fit into memory" in output.err
+
+
+def test_a_reader_of_the_table_may_leave(trace: Path) -> None:
+    command = [sys.executable, "-m", "scheduler.simulation", "--trace", str(trace), "--pages", "100"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
 
 
 def test_octavo_simulate_is_this_command(trace: Path, tmp_path: Path) -> None:

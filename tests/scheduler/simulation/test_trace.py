@@ -47,6 +47,11 @@ def test_a_line_needs_three_fields_and_may_have_five_more() -> None:
             '{"arrival": 2, "prompt_tokens": 5, "output_tokens": 2, "prefix_id": "p"}',
             '"prefix_tokens" is missing: prefix_id and prefix_tokens come together',
         ),
+        (f'{{"arrival": {10**400}, "prompt_tokens": 5, "output_tokens": 2}}', '"arrival" is 1000'),
+        (
+            '{"arrival": 2, "prompt_tokens": 100000001, "output_tokens": 2}',
+            '"prompt_tokens" is 100000001, more than 100000000',
+        ),
         ('{"arrival": 2, "prompt_tokens": 5, "output_tokens": 2, "tenant": 3}', '"tenant" is 3, not a text'),
         ('{"arrival": 2, "prompt_tokens": 5, "output_tokens": 2, "priority": "low"}', '"priority" is "low", not an'),
         ('{"arrival": 2, "prompt_tokens": 5, "output_tokens": 2, "prompt": 1}', '"prompt" is not a field; those are'),
