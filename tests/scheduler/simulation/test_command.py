@@ -64,8 +64,9 @@ def test_what_is_infinite_is_null_in_json(capsys: pytest.CaptureFixture[str]) ->
 
 def test_layers_policy_and_limits_reach_the_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--windows 32x4,full --scheduling-policy fair --tenants a=3,b=1 --tenant-weights a=1,b=2"
-    limits = "--max-queued-requests 1 --max-num-seqs 2 --queue-timeout 5 --no-enable-prefix-caching --prefix-share 1 --step-base 0.1"
-    assert main([*DRAWN, "--pages", "1000", *flags.split(), *limits.split()]) == 0
+    limits = "--max-queued-requests 1 --max-num-seqs 2 --queue-timeout 5"
+    times = "--no-enable-prefix-caching --prefix-share 1 --step-base 0.1"
+    assert main([*DRAWN, "--pages", "1000", *flags.split(), *limits.split(), *times.split()]) == 0
 
     table = rows(capsys.readouterr().out)
     assert int(table["refused: queue_full"][0]) > 0
