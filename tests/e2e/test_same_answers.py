@@ -12,6 +12,7 @@ from block_manager.groups import plan_groups
 from block_manager.kv_cache import KVCache
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
+from engine.choices import choose_forms
 from engine.config import resolve_checkpoint
 from engine.engine import Engine
 from engine.input_batch import InputBatch
@@ -27,8 +28,8 @@ BLOCK_SIZE = 16
 CONTEXT = 1024
 
 
-@pytest.fixture(scope="module")
-def model(default_gguf: Path) -> CausalLM:
+@pytest.fixture(scope="module", params=["auto", "none"], ids=["own bits", "float32"])
+def model(default_gguf: Path, request: pytest.FixtureRequest) -> CausalLM:
     checkpoint = resolve_checkpoint(str(default_gguf))
     backend, warnings = choose_backend(torch.device("cpu"))
     assert not warnings
@@ -38,6 +39,7 @@ def model(default_gguf: Path) -> CausalLM:
         device=torch.device("cpu"),
         dtype=torch.float32,
         backend=backend,
+        forms=choose_forms(request.param, backend),
         on_progress=None,
     )
 
