@@ -36,12 +36,12 @@ def model(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
 
-def workload(engine: object) -> dict[str, list[int]]:
-    """Eleven prompts of all lengths that arrive over time, sampled in all ways, one of them for four."""
+def workload(engine: object, most_samples: int = 4) -> dict[str, list[int]]:
+    """Eleven prompts of all lengths that arrive over time, sampled in all ways, one of them for up to four."""
     rng = random.Random(4)
     for number in range(11):
         prompt = [256, *(rng.randrange(250) for _ in range(rng.choice([0, 1, 15, 16, 40])))]
-        children = ["x", "y", "z"] if number == 3 else []
+        children = ["x", "y", "z"][: most_samples - 1] if number == 3 else []
         sampling = {**SAMPLING[number % len(SAMPLING)], "rank": number in (3, 7)}
         engine.submit(f"r{number}", prompt, rng.choice([3, 17, 30]), children=children, sampling=sampling)
         for _ in range(rng.choice([0, 2, 5])):
@@ -80,6 +80,19 @@ def test_answers_are_those_of_the_cpu(
     assert (device.num_replays > 20) == mode.startswith("graphs")
     assert len(device.stream.uploads) == engine.stats.steps
     assert engine.ready.warnings == expected.ready.warnings
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_graphs"), [(1, 1), (3, 3), (1000, 59)])
+def test_answers_are_those_of_the_cpu_with_few_rows_and_with_many(
+    rig: Callable, tiny_llama_dir: Path, max_num_seqs: int, num_graphs: int, request: pytest.FixtureRequest
+) -> None:
+    settings = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 48, "max_model_len": 128}
+    tokens = workload(rig(tiny_llama_dir, **settings), max_num_seqs)
+    device: FakeDevice = request.getfixturevalue("device")
+    engine = rig(tiny_llama_dir, **settings, async_scheduling=True)
+    assert workload(engine, max_num_seqs) == tokens
+    assert len(device.graphs) == num_graphs
+    assert device.num_replays > 20
 
 
 def test_the_next_step_is_on_its_way_before_tokens_are_read(rig: Callable, device: FakeDevice, model: Path) -> None:
