@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import gpu_check, gpu_model
+from benchmarks.gpu_cases import Sizes
 from benchmarks.gpu_model import ModelReport, ModelSizes, Settings, StepRow, answers, floor_seconds, llama_8b, measure
 from engine.device_setup import DeviceSetup
 from engine.memory_budget import CudaMemory, MemoryReader
@@ -79,6 +83,18 @@ def host_setup(settings: Settings, plan: PagePlan) -> DeviceSetup:
 
 
 MAKE_SETUP = gpu_model.gpu_setup if ON_GPU else host_setup
+SIZES = Sizes(
+    batches=(1,),
+    contexts=(20,),
+    prompts=(24,),
+    num_tokens=20,
+    hidden=128,
+    vocab_size=300,
+    rows=2,
+    heads=(4, 2),
+    head_dim=64,
+    pool_bytes=2**20,
+)
 SPEC = gpu_model.llama_spec(1, hidden_size=64, intermediate_size=96, heads=(2, 1), head_dim=64, vocab=130)
 
 
@@ -191,3 +207,37 @@ def test_the_script_needs_torch_triton_and_numpy_only() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.skipif(ON_GPU, reason="there the script itself does it")
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+def test_the_script_writes_a_report_for_people_and_one_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it but the device and the clock, and without the kernels' tests."""
+    host = torch.device("cpu")
+    cuda = SimpleNamespace(
+        is_available=lambda: True, mem_get_info=lambda device: (2**22, 2**23), get_device_name=lambda device: "H200"
+    )
+    monkeypatch.setattr(
+        gpu_check, "torch", SimpleNamespace(**vars(torch) | {"cuda": cuda, "device": lambda name: host})
+    )
+    monkeypatch.setattr(gpu_check, "full_sizes", lambda free_bytes: SIZES)
+    monkeypatch.setattr(gpu_check, "graph_seconds", lambda launches: (launches[0](), 1e-3)[1])
+    monkeypatch.setattr(gpu_check, "copy_bandwidth", lambda *arguments: 1e9)
+    monkeypatch.setattr(gpu_check, "matrix_rate", lambda *arguments: 1e12)
+    monkeypatch.setattr(gpu_check, "CudaMemory", lambda device: HostMemory())
+    monkeypatch.setattr(gpu_model, "full_sizes", lambda free_bytes, device: sizes(host, batches=(1,)))
+    monkeypatch.setattr(gpu_model, "WARM_STEPS", 1)
+    monkeypatch.setattr(gpu_model, "answers", lambda device: {"tokens": True})
+    monkeypatch.setattr(gpu_model, "measure", partial(measure, make_setup=host_setup))
+    status = gpu_check.main(["--skip-tests", "--output", str(tmp_path / "new" / "report")])
+    report = json.loads((tmp_path / "new" / "report.json").read_text())
+    assert (report["device"], report["data sheet bandwidth, GB/s"]) == ("H200", 4800)
+    assert report["answers"] == {"tokens": True}
+    assert [row["batch"] for row in report["model"]["rows"]] == [1, 1]
+    assert report["model"]["failures"] == []
+    assert status == 1  # the fake's memory is not what was asked for
+    text = (tmp_path / "new" / "report.md").read_text()
+    assert "## A whole model" in text
+    assert "MORE THAN 2 % APART" in text
