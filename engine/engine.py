@@ -220,7 +220,7 @@ class Engine:
         if not self._positions:
             return []
         deltas = []
-        waiting = {request.request_id: place for place, request in enumerate(self.scheduler.waiting, 1)}
+        waiting = {request.request_id: place for place, request in enumerate(self.scheduler.waiting.expected(), 1)}
         for request_id, told in list(self._positions.items()):
             place = waiting.get(request_id)
             if place is None:

@@ -44,6 +44,10 @@ class Policy:
     def charge(self, request: Request, num_prompt_tokens: int, num_drawn: int) -> None:
         """``request`` started, with so many tokens of its prompt to compute; or a step drew so many for it."""
 
+    def price(self, request: Request) -> float:
+        """What a lane's debt grows by, about, until ``request``, which waits, has ended."""
+        return 0.0
+
     def rank(self, request: Request) -> Rank:
         """The place of a request among all."""
         return self.debt(request.lane), request.key, request.order
@@ -107,9 +111,17 @@ class FairShare(Policy):
             del self._present[tenant]
             self._last_debt = self._debts[tenant]
 
+    def price(self, request: Request) -> float:
+        num_prompt_tokens = 0 if request.started is not None else request.num_prompt_tokens
+        num_drawn = len(request.family) * (request.max_tokens - request.num_output_tokens)
+        return self._cost(request, num_prompt_tokens, num_drawn)
+
     def charge(self, request: Request, num_prompt_tokens: int, num_drawn: int) -> None:
+        self._debts[request.lane] += self._cost(request, num_prompt_tokens, num_drawn)
+
+    def _cost(self, request: Request, num_prompt_tokens: int, num_drawn: int) -> float:
         work = num_prompt_tokens + self.DRAWN_TOKEN_COST * num_drawn
-        self._debts[request.lane] += work / self._weights.get(request.lane, 1.0)
+        return work / self._weights.get(request.lane, 1.0)
 
 
 POLICY_NAMES = (FirstComeFirstServed.name, PriorityWithAging.name, FairShare.name)

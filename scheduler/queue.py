@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
 
 from scheduler.policy import Policy
 from scheduler.request import Request, RequestStatus
@@ -42,6 +43,24 @@ class WaitingQueue:
             yield entry[2]
             if index < len(lane) and lane[index] is entry:
                 seen[first] += 1
+
+    def expected(self) -> Iterator[Request]:
+        """In the order in which they are expected to start: each that does makes its lane go later."""
+        lanes = [iter(lane) for lane in self._lanes.values()]
+        heads: list[tuple[float, float, int, int, Request]] = []  # debt, key, order, number of the lane
+        for number, (name, lane) in enumerate(zip(self._lanes, lanes, strict=True)):
+            key, order, request = next(lane)
+            heads.append((self._policy.debt(name), key, order, number, request))
+        heapify(heads)
+        while heads:
+            debt, _, _, number, request = heads[0]
+            yield request
+            following = next(lanes[number], None)
+            if following is None:
+                heappop(heads)
+            else:
+                key, order, head = following
+                heapreplace(heads, (debt + self._policy.price(request), key, order, number, head))
 
     def add(self, request: Request) -> None:
         """Put a request, new or preempted, in its place."""

@@ -136,10 +136,10 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        position = next((place for place, one in enumerate(self.waiting, 1) if one is request), None)
+        position = next((place for place, one in enumerate(self.waiting.expected(), 1) if one is request), None)
         start = None
         if position is not None and self.outlook.step_time.is_known:
-            start = self.outlook.starts(self.running, self.waiting, position)[-1]
+            start = self.outlook.starts(self.running, self.waiting.expected(), position)[-1]
         return Explanation(
             request_id=request_id,
             status=request.status,
@@ -325,15 +325,22 @@ class Scheduler:
                 self._refuse(request, reason, f"waited for {request.queue_timeout:g} s without a chance to start")
 
     def _refuse_overflow(self) -> None:
-        """The bounds of the queue hold for what is left after a step has admitted what it could; newcomers go."""
+        """The bounds of the queue hold for what is left after a step has admitted what it could.
+
+        As many go as came, those that would start last; so nobody keeps others out by filling the queue.
+        """
         arrivals, self._arrivals = self._arrivals, []
         if not self._is_queue_over():
             return
-        starts = self.outlook.starts(self.running, self.waiting, max(1, self.config.max_queued_requests))
+        newcomers = [one for one in arrivals if one.status is RequestStatus.WAITING and one.started is None]
+        in_order = list(self.waiting.expected())
+        starts = self.outlook.starts(self.running, in_order, max(1, self.config.max_queued_requests))
+        last = [one for one in in_order if one.started is None][-len(newcomers) :] if newcomers else []
         num_before = 0
-        while arrivals and self._is_queue_over():
-            request = arrivals.pop()
-            if request.status is RequestStatus.WAITING and request.started is None:
+        for request in (*reversed(last), *reversed(newcomers)):
+            if not self._is_queue_over():
+                break
+            if request.status is RequestStatus.WAITING:
                 seconds = self.outlook.retry_after(starts, num_before)
                 message = (
                     f"the queue is full: at most {self.config.max_queued_requests} requests, with "

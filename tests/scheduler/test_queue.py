@@ -113,3 +113,20 @@ def test_lanes_with_equal_debts_go_by_who_came_first_not_by_name(make_request: M
         queue.add(request)
     assert names(queue) == "zam"
     assert [one.request_id for one in sorted(queue, key=policy.rank)] == ["z", "a", "m"]
+
+
+def test_under_fair_shares_lanes_are_expected_to_take_turns_by_weight(make_request: Make) -> None:
+    policy = FairShare({"b": 2.0})
+    queue = WaitingQueue(policy)
+    for order, name in enumerate(("a1", "a2", "a3", "b1", "b2", "b3", "b4")):
+        one = make_request(name, order=order, lane=name[0])
+        policy.enter(one)
+        queue.add(one)
+    # nobody has been served, and ties go by arrival: each of b's makes its lane go later by half as much
+    assert [one.request_id for one in queue.expected()] == ["a1", "b1", "b2", "a2", "b3", "b4", "a3"]
+    assert len(queue) == 7
+
+
+def test_under_other_policies_the_expected_order_is_the_order(make_request: Make) -> None:
+    queue = filled(make_request, ("d", 2.0, 0), ("b", 1.0, 7), ("a", 1.0, 3))
+    assert list(queue.expected()) == list(queue)

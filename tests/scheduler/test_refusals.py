@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scheduler.policy import FairShare, PriorityWithAging
 from scheduler.refusal import RefusalReason
 from scheduler.request import FinishReason
 
 if TYPE_CHECKING:
+    from scheduler.policy import Policy
     from tests.scheduler.conftest import Simulation
 
 
@@ -182,3 +184,40 @@ def test_thousands_of_arrivals_at_once_are_refused_within_one_step_of_usual_leng
     seconds = time.thread_time() - started
     assert len(sim.scheduler.take_refusals()) == 4096 - 1024 - 26  # 26 prompts of 20 tokens begin in 512
     assert seconds < 0.5  # 0.035 s where this was written; 13 s when each was told by an estimate of its own
+
+
+@pytest.mark.parametrize(
+    ("policy", "many", "few"),
+    [
+        (FairShare({}), {"tenant": "many"}, {"tenant": "few"}),
+        (PriorityWithAging(10.0), {"priority": 5}, {"priority": -5}),
+    ],
+)
+def test_who_fills_the_queue_does_not_keep_those_out_who_go_first(
+    simulate: type[Simulation], policy: Policy, many: dict[str, object], few: dict[str, object]
+) -> None:
+    sim = simulate(num_pages=64, budget=64, max_num_seqs=1, max_queued_requests=4, policy=policy)
+    for number in range(6):
+        sim.add(f"m{number}", 20, 8, **many)
+    sim.step()
+    assert (sim.running, refused(sim)) == (["m0"], ["m5"])
+    sim.add("f", 20, 8, **few)
+    sim.step()
+    assert refused(sim) == ["m5", "m4"]
+    assert sim.waiting == ["f", "m1", "m2", "m3"]
+    sim.run()
+    assert sim.reasons["f"] is FinishReason.LENGTH
+
+
+def test_for_each_newcomer_one_that_waits_is_refused_at_most_and_none_that_has_started(
+    simulate: type[Simulation],
+) -> None:
+    sim = simulate(num_pages=64, budget=64, max_num_seqs=1, max_queued_tokens=60, policy=PriorityWithAging(10.0))
+    for number in range(4):
+        sim.add(f"m{number}", 20, 8, priority=5)
+    sim.step()
+    assert sim.waiting == ["m1", "m2", "m3"]
+    sim.add("big", 60, 8, priority=-5)  # the last one's place is not enough for it
+    sim.step()
+    assert refused(sim) == ["m3", "big"]
+    assert sim.waiting == ["m1", "m2"]
