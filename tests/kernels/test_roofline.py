@@ -86,9 +86,7 @@ def test_products_read_their_weight_once() -> None:
     assert quantised_gemm(1, 64, 128, bits=4, group=32) == Cost(64 * 64 + 64 * 4 * 4 + 192 * 2, 2 * 64 * 128)
 
 
-@pytest.mark.parametrize(
-    ("sheet", "microseconds"), [(A100, 500.0), (H100, 304.3), (H200, 212.4), (MI300X, 192.4)]
-)
+@pytest.mark.parametrize(("sheet", "microseconds"), [(A100, 500.0), (H100, 304.3), (H200, 212.4), (MI300X, 192.4)])
 def test_moving_a_gigabyte_takes_what_the_data_sheet_says(sheet: object, microseconds: float) -> None:
     assert sheet in DATA_SHEETS
     floor = sheet.floor_seconds(Cost(1_019_500_000))  # type: ignore[attr-defined]
