@@ -72,13 +72,15 @@ class StepPlanner:
         budget = StepBudget(self._config.max_num_batched_tokens, needs.count(1), threshold, long_runs=long_runs)
         plan: dict[Request, int] = {}
         preempted = False
+        blocks, reserving = self._blocks, self.running.reserving
         for request, need in zip(tuple(self.running), needs, strict=True):
             if need < 1 or request.status is not RequestStatus.RUNNING:
                 continue
             num_tokens = budget.decode() if need == 1 else budget.prefill(need, request.chunk_limit)
             if not num_tokens:
                 continue
-            while not self._grow(request, request.num_scheduled_tokens + num_tokens):
+            target = request.num_scheduled_tokens + num_tokens
+            while not (self._grow(request, target) if reserving else blocks.grow(request.request_id, target)):
                 if step_is_under_way:
                     return None
                 victim = self._preempt_for(request, PreemptionCause.DECODE if need == 1 else PreemptionCause.PREFILL)

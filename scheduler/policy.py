@@ -22,6 +22,7 @@ class Policy:
     """First come, first served; the base of the others."""
 
     name = "fcfs"
+    charges = False  # whether `charge` does anything
 
     def lane(self, request: Request) -> str:
         """The lane of a request: constant."""
@@ -83,6 +84,7 @@ class FairShare(Policy):
     """
 
     name = "fair"
+    charges = True
     DRAWN_TOKEN_COST = 2.0
 
     def __init__(self, weights: Mapping[str, float]) -> None:

@@ -87,6 +87,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     wanted_pages: int = 0  # as of the latest refusal for want of pages
     num_overtakers: int = 0  # requests that started while this one was first and wanted pages
+    own_ids: tuple[str, ...] = field(init=False)  # of the sequences that it draws for when it has no children
     num_prompt_tokens: int = field(init=False)
     num_dropped_tokens: int = 0
     num_computed_tokens: int = 0
@@ -100,6 +101,7 @@ class Request:
     ledger: RequestLedger = field(default_factory=RequestLedger)
 
     def __post_init__(self) -> None:
+        self.own_ids = (self.request_id,)
         self.num_prompt_tokens = self.num_expected_tokens = len(self.token_ids)
 
     @property
@@ -131,9 +133,8 @@ class Request:
         """The request, and its children that have not begun to run by themselves."""
         return [self, *self.children]
 
-    def finish_reason(self) -> FinishReason | None:
-        """Why the newest token ends the request, if it does. EOS as the last allowed token is a stop, not a length."""
-        newest = self.token_ids[-1]
+    def finish_reason(self, newest: int) -> FinishReason | None:
+        """Why its ``newest`` token ends the request, if it does. EOS as the last allowed token is a stop, no length."""
         if newest in self.eos_token_ids or newest in self.stop_token_ids:
             return FinishReason.STOP
         if len(self.token_ids) + self.num_dropped_tokens - self.num_prompt_tokens >= self.max_tokens:

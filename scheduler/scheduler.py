@@ -58,6 +58,7 @@ class Scheduler:
         self._arrivals: list[Request] = []  # since the latest step
         self._deadlines = Deadlines()
         self._refusals: list[Refusal] = []
+        self._block_size = blocks.block_size
         self._orders = count()
         self._steps_under_way = 0
 
@@ -243,7 +244,7 @@ class Scheduler:
         request.num_scheduled_tokens = end
         request.num_steps_under_way += 1
         name = request.request_id
-        names: tuple[str, ...] = (name,)
+        names = request.own_ids
         if request.children:
             names = (name, *(child.request_id for child in request.children))
         elif samples:
@@ -260,7 +261,7 @@ class Scheduler:
             self.counters.recomputed_tokens += recomputed
         if reached > request.high_water:
             request.high_water = reached
-        if share.samples:
+        if share.samples and self.policy.charges:
             self.policy.charge(request, 0, len(share.sequence_ids))
 
     def _append(self, request: Request, token_id: int) -> TokenOutput:
@@ -268,9 +269,9 @@ class Scheduler:
         num_tokens = len(request.token_ids)
         if num_tokens > request.num_expected_tokens:
             request.num_expected_tokens = num_tokens
-        if not num_tokens % self.blocks.block_size:
+        if not num_tokens % self._block_size:
             request.block_hashes.extend(request.token_ids)
-        reason = request.finish_reason()
+        reason = request.finish_reason(token_id)
         if reason is not None:
             self.outlook.answer_length.observe(request.num_output_tokens, request.max_tokens)
             self.finish(request.request_id)

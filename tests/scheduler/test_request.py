@@ -21,6 +21,10 @@ def request(*output: int, max_tokens: int = 3, eos: tuple[int, ...] = (9,), stop
     return made
 
 
+def ending(made: Request) -> FinishReason | None:
+    return made.finish_reason(made.token_ids[-1])
+
+
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
@@ -36,12 +40,12 @@ def request(*output: int, max_tokens: int = 3, eos: tuple[int, ...] = (9,), stop
 def test_c11_eos_and_stop_tokens_are_a_stop_even_as_the_last_allowed_token(
     output: tuple[int, ...], reason: FinishReason | None
 ) -> None:
-    assert request(*output).finish_reason() is reason
+    assert ending(request(*output)) is reason
 
 
 def test_without_eos_ids_only_the_length_ends_a_request() -> None:
-    assert request(9, eos=()).finish_reason() is None
-    assert request(9, 9, 9, eos=()).finish_reason() is FinishReason.LENGTH
+    assert ending(request(9, eos=())) is None
+    assert ending(request(9, 9, 9, eos=())) is FinishReason.LENGTH
 
 
 def test_prompt_and_output_are_counted_apart() -> None:
