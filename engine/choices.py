@@ -44,6 +44,11 @@ class Choices:
         dtype = _choose_dtype(config.dtype, spec, device)
         kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
         backend, warnings = _choose_backend(device, config.deterministic)
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            warnings.append(
+                f"steps of --max-num-batched-tokens {config.max_num_batched_tokens} are full when as many streams run: "
+                f"no request starts before one of them ends, though --max-num-seqs {config.max_num_seqs} may run"
+            )
         threads = config.threads or usable_cores()
         if config.deterministic:
             threads, limits = _limits_of_determinism(threads, spec, device)

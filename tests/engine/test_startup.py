@@ -52,3 +52,15 @@ def test_a_device_without_pages_of_the_dtype_is_a_config_error(monkeypatch: pyte
 def test_a_dtype_that_is_none_is_a_config_error(nonsense: str) -> None:
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype .*: choose one of auto, .*, int8, fp8_e4m3"):
         EngineConfig(model="m", kv_cache_dtype=nonsense).validate()
+
+
+def test_a_step_smaller_than_the_streams_that_may_run_is_a_warning(tiny_llama_dir: Path) -> None:
+    def warnings(max_num_batched_tokens: int) -> list[str]:
+        config = EngineConfig(
+            model=str(tiny_llama_dir), max_num_seqs=8, max_num_batched_tokens=max_num_batched_tokens, max_model_len=64
+        )
+        return build_engine(config, StageTimes(), lambda progress: None)[1].warnings
+
+    assert warnings(8) == []
+    (warning,) = warnings(7)
+    assert warning.startswith("steps of --max-num-batched-tokens 7 are full when as many streams run")
