@@ -68,15 +68,15 @@ class Admission:
 
     # ---- now
 
-    def begin(self, running: RunningRequests, num_tokens_to_schedule: int) -> None:
-        """A step begins to admit, beside ``running``, a live view, which had so many tokens to catch up with."""
+    def begin(self, running: RunningRequests) -> None:
+        """A step begins to admit, beside ``running``, a live view."""
         self._running = running
         num_sequences = sum([len(request.family) for request in running])
         self._places = self._config.max_num_seqs - num_sequences
         self._headroom = None
         # each takes no more than its watermark, a block that it ends in and one that is copied; exact where it matters
         blocks = num_sequences * (self._config.watermark_tokens // self._blocks.block_size + 3)
-        blocks += num_tokens_to_schedule // self._blocks.block_size
+        blocks += sum([request.num_tokens_to_schedule for request in running]) // self._blocks.block_size
         self._most_headroom = None if running.reserving else blocks * self._pages_per_block
 
     def start(self, request: Request, budget: StepBudget) -> Start | WaitReason:

@@ -80,6 +80,7 @@ class StepPlanner:
             if not num_tokens:
                 continue
             target = request.num_scheduled_tokens + num_tokens
+            # straight to the blocks where nothing is kept for others: this runs once for every token
             while not (self._grow(request, target) if reserving else blocks.grow(request.request_id, target)):
                 if step_is_under_way:
                     return None
@@ -93,11 +94,11 @@ class StepPlanner:
         if preempted:
             self._wait_reasons.update((one.request_id, WaitReason.PREEMPTION) for one in self.waiting)
         elif self.waiting:
-            self._admit(budget, plan, sum(needs))
+            self._admit(budget, plan)
         self._spend_left_over(budget, plan)
         if budget.has_left_over and self.waiting and not preempted:
             budget.open_to_long()
-            self._admit(budget, plan, sum(needs))
+            self._admit(budget, plan)
         return plan
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
@@ -109,10 +110,10 @@ class StepPlanner:
                 return False
         return self._blocks.grow(request.request_id, num_tokens)
 
-    def _admit(self, budget: StepBudget, plan: dict[Request, int], num_tokens_to_schedule: int) -> None:
+    def _admit(self, budget: StepBudget, plan: dict[Request, int]) -> None:
         """Start waiting requests, in order; small ones may pass a few that want more pages than there are."""
         blocked: list[Request] = []
-        self.admission.begin(self.running, num_tokens_to_schedule)
+        self.admission.begin(self.running)
         for request in self.waiting:
             if len(self._wait_reasons) == MAX_BLOCKED or self._must_not_be_passed(blocked):
                 break

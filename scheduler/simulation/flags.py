@@ -24,10 +24,6 @@ PROGRAM = "octavo simulate"
 LIMITS = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512)
 
 
-class UsageError(Exception):
-    """Arguments that do not fit together."""
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROGRAM}: {message}\n")
