@@ -247,13 +247,17 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The engine serves: what it loaded and how much memory it carved into pages."""
+    """The engine serves: what it loaded and how much memory it carved into pages.
+
+    ``weight_form`` is what matrices are kept as, in words for a user.
+    """
 
     device: str
     dtype: str
     kv_dtype: str
     threads: int
     attention_backend: str
+    weight_form: str
     weight_bytes: int
     kv_bytes: int
     num_pages: int

@@ -19,8 +19,10 @@ from engine.messages import EngineReady, LoadProgress
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.setup import choose_setup
-from models.loader import load_model
+from models.checkpoint import CheckpointFormat
+from models.loader import load_model, stored_types
 from models.model import CausalLM
+from models.weight_forms import kept_kinds
 from scheduler.config import SchedulerConfig
 from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
 from scheduler.scheduler import Scheduler
@@ -73,6 +75,7 @@ def build_engine(
         kv_dtype=choices.kv_dtype_name,
         threads=choices.threads,
         attention_backend=choices.backend.name,
+        weight_form=_weight_form(choices),
         weight_bytes=model.weight_bytes(),
         kv_bytes=pool.num_pages * plan.page_bytes,
         num_pages=pool.num_pages,
@@ -101,6 +104,17 @@ def _load(choices: Choices, on_progress: Callable[[LoadProgress], None]) -> Caus
         forms=choices.forms,
         on_progress=lambda done, total: on_progress(LoadProgress(stage="weights", done=done, total=total)),
     )
+
+
+def _weight_form(choices: Choices) -> str:
+    floats = str(choices.dtype).removeprefix("torch.")
+    if choices.forms is None:
+        return floats
+    if not choices.forms.keeps_stored:
+        return choices.forms.quantization.value
+    is_gguf = choices.checkpoint.format is CheckpointFormat.GGUF
+    kinds = kept_kinds(stored_types(choices.checkpoint, choices.spec).values()) if is_gguf else []
+    return f"in the file's own bits ({', '.join(kind.name for kind in kinds)})" if kinds else floats
 
 
 def _make_scheduler(config: EngineConfig, choices: Choices, plan: PagePlan, pool: PagePool) -> Scheduler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gguf.constants import GGMLQuantizationType
@@ -20,6 +20,11 @@ from models.model import Parameter
 SUPER_GROUP = 256  # columns of a block of the K kinds
 _STORED_KINDS = {GGMLQuantizationType[kind.name]: kind for kind in WeightKind}
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def kept_kinds(stored: Iterable[GGMLQuantizationType]) -> list[WeightKind]:
+    """Those among the types of a file's tensors that there are kernels for, each once, in the order of `WeightKind`."""
+    return sorted({_STORED_KINDS[one] for one in stored if one in _STORED_KINDS})
 
 
 class Quantization(enum.StrEnum):

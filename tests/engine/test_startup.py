@@ -33,6 +33,14 @@ def test_the_budget_is_cut_into_pages_of_the_chosen_dtype(
     assert ready.kv_bytes == ready.num_pages * page_bytes
 
 
+def test_the_form_that_weights_are_kept_in_is_told(default_gguf: Path, tiny_llama_dir: Path) -> None:
+    own_bits = "in the file's own bits (Q8_0, Q5_0, Q4_K, Q6_K)"
+    assert start(default_gguf).weight_form == own_bits
+    assert start(default_gguf, quantization="none", dtype="bfloat16").weight_form == "bfloat16"
+    assert start(tiny_llama_dir, quantization="int4").weight_form == "int4"
+    assert start(tiny_llama_dir, quantization="auto", dtype="float32").weight_form == "float32"
+
+
 def test_a_pool_in_which_no_token_fits_is_a_config_error(default_gguf: Path) -> None:
     with pytest.raises(ConfigError, match=r"5 KV pages hold no request at all: one token takes 6 of this model's"):
         start(default_gguf, num_gpu_blocks_override=5)

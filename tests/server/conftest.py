@@ -86,6 +86,7 @@ def make_ready(**changes: Any) -> EngineReady:
         "kv_dtype": "int8",
         "threads": 2,
         "attention_backend": "scripted",
+        "weight_form": "int8",
         "weight_bytes": 4_000_000_000,
         "kv_bytes": NUM_PAGES * 1024,
         "num_pages": NUM_PAGES,

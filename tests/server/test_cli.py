@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -217,6 +218,18 @@ def modules_after(statement: str) -> set[str]:
 def test_the_api_process_imports_no_torch_and_no_transformers() -> None:
     modules = modules_after("import server.cli, server.serving, server.http_server, server.text_parts")
     assert modules.isdisjoint({"torch", "triton", "transformers"})
+
+
+def test_help_is_there_within_half_a_second() -> None:
+    before = os.times()
+    run = subprocess.run(
+        [sys.executable, "-c", "from server.cli import main; main(['serve', '--help'])"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    after = os.times()
+    assert "usage: octavo serve" in run.stdout
+    # of the processor, not of the clock: the test is to hold on a machine that is busy with other work
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
 
 
 def test_the_command_itself_imports_next_to_nothing() -> None:

@@ -20,7 +20,7 @@ def test_the_table_says_what_was_loaded_where_and_how_long_it_took(engine) -> No
         "device": "cpu, 2 threads",
         "dtype": "float32",
         "attention": "scripted",
-        "weights": "4.00 GB",
+        "weights": "4.00 GB, int8",
         "KV memory": "0.00 GB in 20 pages",
         "page": "16 tokens in int8, 1,024 bytes",
         "max context": "512 tokens",
