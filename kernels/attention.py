@@ -128,6 +128,11 @@ class AttentionBackend(Protocol):
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The RMSNorm of ``x`` [num_tokens, hidden_size] by a float32 ``weight``, in float32 and rounded once."""
 
+    def normed_sum(
+        self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x + branch``, both [num_tokens, hidden_size], normed as `normed` does, and that sum, rounded first."""
+
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """``activation(gate) * up`` of the halves of ``gate_up`` [num_tokens, 2 * size]: "silu" or "gelu_tanh"."""
 

@@ -35,6 +35,14 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (F.rms_norm(x.float(), x.shape[-1:], eps=eps) * weight).to(x.dtype)
 
 
+def normed_sum(
+    x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The RMSNorm of ``x + branch``, rounded to their dtype, and that sum."""
+    total = x + branch
+    return normed(total, weight, eps), total
+
+
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """``activation(gate) * up`` of the two halves of ``gate_up`` [num_tokens, 2 * size]."""
     gate, up = gate_up.chunk(2, dim=-1)

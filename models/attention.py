@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
-from models.layers import Linear, NamedParameters, RMSNorm, Rotation
+from models.layers import Linear, NamedParameters, Residual, RMSNorm, Rotation
 from models.model import Parameter
 from models.spec import ModelSpec
 
@@ -46,14 +46,15 @@ class Attention:
             torch.empty(spec.head_dim, dtype=torch.float32, device=device) if spec.qk_norm else None for _ in range(2)
         )
 
-    def of_normed(self, x: torch.Tensor, norm: RMSNorm, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        """Attention of ``norm(x)``; like ``x`` [num_tokens, hidden_size]."""
-        heads = self._qkv.of_normed(x, norm).view(x.shape[0], -1, self._head_dim)
+    def of_normed(self, residual: Residual, norm: RMSNorm, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
+        """Attention of the normed hidden states; like them [num_tokens, hidden_size]."""
+        projected = self._qkv.of_normed(residual, norm)
+        heads = projected.view(projected.shape[0], -1, self._head_dim)
         query, key, value = torch.split(heads, self._heads, dim=1)
         preparation = Preparation(self._query_norm, self._key_norm, self._eps, rotation)
         self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
         attended = self._backend.attend(query, paged.pages, paged.metadata, scale=self._scale, window=self._window)
-        return self._output(attended.reshape(x.shape[0], -1))
+        return self._output(attended.flatten(1))
 
     @property
     def nbytes(self) -> int:

@@ -11,16 +11,16 @@ from typing import Protocol
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer
-from models.layers import Embedding, Linear, NamedParameters, RMSNorm, Rotary, Rotation
+from models.layers import Embedding, Linear, NamedParameters, Residual, RMSNorm, Rotary, Rotation
 from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import LayerSpec, ModelSpec, RopeSpec
 
 
 class DecoderLayer(Protocol):
-    """One layer: hidden states [num_tokens, hidden_size] in and out."""
+    """One layer, which reads the hidden states and adds to them."""
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor: ...
+    def __call__(self, residual: Residual, rotation: Rotation, paged: PagedLayer) -> None: ...
 
     def parameters(self, prefix: str) -> NamedParameters: ...
 
@@ -70,12 +70,12 @@ class Decoder:
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
         """See ``models.model.CausalLM.forward``."""
-        x = self._last_hidden(token_ids, positions, layers, logits_rows)
+        residual = self._last_hidden(token_ids, positions, layers, logits_rows)
         if isinstance(self._head, Linear):
-            return self._head.of_normed(x, self._norm).float()
+            return self._head.of_normed(residual, self._norm).float()
         if self._head.is_kept:
-            return self._head.of_normed(x, self._norm.weight, self._norm.eps).float()
-        return self._head(self._norm(x)).float()
+            return self._head.of_normed(residual.total(), self._norm.weight, self._norm.eps).float()
+        return self._head(residual.normed(self._norm)).float()
 
     def greedy(
         self,
@@ -85,12 +85,12 @@ class Decoder:
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
         """See ``models.model.CausalLM.greedy``."""
-        x = self._last_hidden(token_ids, positions, layers, logits_rows)
+        residual = self._last_hidden(token_ids, positions, layers, logits_rows)
         if isinstance(self._head, Linear):
-            return self._head.argmax_of_normed(x, self._norm)
+            return self._head.argmax_of_normed(residual, self._norm)
         if self._head.is_kept:
-            return self._head.argmax_of_normed(x, self._norm.weight, self._norm.eps)
-        return self._head(self._norm(x)).float().argmax(dim=-1)
+            return self._head.argmax_of_normed(residual.total(), self._norm.weight, self._norm.eps)
+        return self._head(residual.normed(self._norm)).float().argmax(dim=-1)
 
     def _last_hidden(
         self,
@@ -98,13 +98,13 @@ class Decoder:
         positions: torch.Tensor,
         layers: Sequence[PagedLayer],
         logits_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """Hidden states [num_rows, hidden_size] before the last norm."""
-        x = self._embedding(token_ids)
+    ) -> Residual:
+        """Hidden states of ``logits_rows`` before the last norm."""
+        residual = Residual(self._embedding(token_ids))
         rotations = [rotary(positions) for rotary in self._rotaries]
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
-            x = layer(x, rotations[rotary], paged)
-        return x[logits_rows]
+            layer(residual, rotations[rotary], paged)
+        return residual.rows(logits_rows)
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""

@@ -10,7 +10,7 @@ import torch
 from kernels.attention import AttentionBackend, PagedLayer
 from models.attention import Attention
 from models.decoder import Decoder
-from models.layers import GatedMLP, NamedParameters, RMSNorm, Rotation
+from models.layers import GatedMLP, NamedParameters, Residual, RMSNorm, Rotation
 from models.model import CausalLM
 from models.spec import LayerSpec, ModelSpec
 
@@ -24,17 +24,15 @@ class Gemma3Layer:
         self._input_norm, self._post_attention_norm, self._pre_mlp_norm, self._post_mlp_norm = (
             RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=True, device=device) for _ in range(4)
         )
-        self._backend = backend
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
         self._mlp = GatedMLP(
             spec.hidden_size, spec.intermediate_size, spec.activation, backend, dtype=dtype, device=device
         )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        attended = self._attention.of_normed(x, self._input_norm, rotation, paged)
-        x = self._backend.add_normed(x, attended, self._post_attention_norm.weight, self._post_attention_norm.eps)
-        branch = self._mlp.of_normed(x, self._pre_mlp_norm)
-        return self._backend.add_normed(x, branch, self._post_mlp_norm.weight, self._post_mlp_norm.eps)
+    def __call__(self, residual: Residual, rotation: Rotation, paged: PagedLayer) -> None:
+        attended = self._attention.of_normed(residual, self._input_norm, rotation, paged)
+        residual.add_normed(attended, self._post_attention_norm)
+        residual.add_normed(self._mlp.of_normed(residual, self._pre_mlp_norm), self._post_mlp_norm)
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The parts decoders are made of: Linear, RMSNorm, Embedding, GatedMLP, Rotary.
+"""The parts decoders are made of: Linear, RMSNorm, Residual, Embedding, GatedMLP, Rotary.
 
 Plain callables over tensors allocated empty and filled by ``models.loader`` through ``parameters(prefix)``. They know
 no pages, no other tokens and no architectures. Weights have the model's dtype; RMSNorm and rotary compute in float32
@@ -43,17 +43,17 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x)
 
-    def of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """The product of ``norm(x)``."""
+    def of_normed(self, residual: Residual, norm: RMSNorm) -> torch.Tensor:
+        """The product of the normed hidden states."""
         if self._product.is_kept:
-            return self._product.of_normed(x, norm.weight, norm.eps)
-        return self._product(norm(x))
+            return self._product.of_normed(residual.total(), norm.weight, norm.eps)
+        return self._product(residual.normed(norm))
 
-    def argmax_of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    def argmax_of_normed(self, residual: Residual, norm: RMSNorm) -> torch.Tensor:
         """The place of the largest of each row of `of_normed`, int64."""
         if self._product.is_kept:
-            return self._product.argmax_of_normed(x, norm.weight, norm.eps)
-        return self._product(norm(x)).float().argmax(dim=-1)
+            return self._product.argmax_of_normed(residual.total(), norm.weight, norm.eps)
+        return self._product(residual.normed(norm)).float().argmax(dim=-1)
 
     def of_gated(self, gate_up: torch.Tensor, activation: str, backend: AttentionBackend) -> torch.Tensor:
         """The product of ``activation(gate) * up``, for the two halves of ``gate_up``."""
@@ -100,8 +100,51 @@ class RMSNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._backend.normed(x, self.weight, self.eps)
 
+    def of_sum(self, x: torch.Tensor, branch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norm of ``x + branch``, and the sum."""
+        return self._backend.normed_sum(x, branch, self.weight, self.eps)
+
+    def added_to(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        """``x`` plus the norm of ``branch``; ``x`` itself may be overwritten."""
+        return self._backend.add_normed(x, branch, self.weight, self.eps)
+
     def parameters(self, name: str) -> NamedParameters:
         yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), self._plus_one)
+
+
+class Residual:
+    """The hidden states [num_tokens, hidden_size] of a step: layers read them normed and add their branches to them.
+
+    A branch is added by whoever reads the states next, so that a sum and the norm after it can be one kernel.
+    """
+
+    def __init__(self, x: torch.Tensor, branch: torch.Tensor | None = None) -> None:
+        """The states are ``x``, plus ``branch`` if there is one."""
+        self._x = x
+        self._branch = branch
+
+    def add(self, branch: torch.Tensor) -> None:
+        self._x, self._branch = self.total(), branch
+
+    def add_normed(self, branch: torch.Tensor, norm: RMSNorm) -> None:
+        """Add ``norm(branch)``."""
+        self._x = norm.added_to(self.total(), branch)
+
+    def normed(self, norm: RMSNorm) -> torch.Tensor:
+        if self._branch is None:
+            return norm(self._x)
+        normed, self._x = norm.of_sum(self._x, self._branch)
+        self._branch = None
+        return normed
+
+    def total(self) -> torch.Tensor:
+        if self._branch is not None:
+            self._x, self._branch = self._x + self._branch, None
+        return self._x
+
+    def rows(self, row_ids: torch.Tensor) -> Residual:
+        """Those of some tokens."""
+        return Residual(self._x[row_ids], None if self._branch is None else self._branch[row_ids])
 
 
 class Embedding:
@@ -175,9 +218,9 @@ class GatedMLP:
         self._activation = activation
         self._backend = backend
 
-    def of_normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """The block's output for ``norm(x)``."""
-        return self._down.of_gated(self._gate_up.of_normed(x, norm), self._activation, self._backend)
+    def of_normed(self, residual: Residual, norm: RMSNorm) -> torch.Tensor:
+        """The block's output for the normed hidden states."""
+        return self._down.of_gated(self._gate_up.of_normed(residual, norm), self._activation, self._backend)
 
     @property
     def nbytes(self) -> int:

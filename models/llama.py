@@ -7,7 +7,7 @@ import torch
 from kernels.attention import AttentionBackend, PagedLayer
 from models.attention import Attention
 from models.decoder import Decoder
-from models.layers import GatedMLP, NamedParameters, RMSNorm, Rotation
+from models.layers import GatedMLP, NamedParameters, Residual, RMSNorm, Rotation
 from models.model import CausalLM
 from models.spec import LayerSpec, ModelSpec
 
@@ -25,9 +25,9 @@ class LlamaLayer:
             spec.hidden_size, spec.intermediate_size, spec.activation, backend, dtype=dtype, device=device
         )
 
-    def __call__(self, x: torch.Tensor, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
-        x = x + self._attention.of_normed(x, self._attention_norm, rotation, paged)
-        return x + self._mlp.of_normed(x, self._mlp_norm)
+    def __call__(self, residual: Residual, rotation: Rotation, paged: PagedLayer) -> None:
+        residual.add(self._attention.of_normed(residual, self._attention_norm, rotation, paged))
+        residual.add(self._mlp.of_normed(residual, self._mlp_norm))
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
-from kernels.composed import add_normed, gated, normed, prepared
+from kernels.composed import add_normed, gated, normed, normed_sum, prepared
 from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
 from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
@@ -64,6 +64,11 @@ class NativeBackend:
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
+
+    def normed_sum(
+        self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return normed_sum(x, branch, weight, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated(gate_up, activation)
@@ -205,6 +210,11 @@ class TorchBackend:
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
+
+    def normed_sum(
+        self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return normed_sum(x, branch, weight, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated(gate_up, activation)

@@ -20,7 +20,7 @@ from kernels.attention import AttentionMetadata, KVPages, Preparation
 from kernels.gpu.activations import Activation, gate
 from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
-from kernels.gpu.norms import rms_norm, rms_norm_add
+from kernels.gpu.norms import add_rms_norm, rms_norm, rms_norm_add
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.store_kv import prepare_and_store, store_kv
 
@@ -58,6 +58,12 @@ class TritonBackend:
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The RMSNorm of ``x``."""
         return rms_norm(x, weight, eps)
+
+    def normed_sum(
+        self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The RMSNorm of ``x + branch``, and the sum, in one launch."""
+        return add_rms_norm(x, branch, weight, eps)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """``activation(gate) * up`` of the halves of ``gate_up``."""

@@ -97,6 +97,9 @@ def test_steps_between_products_equal_those_of_torch(dtype: torch.dtype, device:
     torch.testing.assert_close(BACKEND.normed(x, weight, 1e-5), composed.normed(x, weight, 1e-5), **near)
     expected = composed.add_normed(x.clone(), branch, weight, 1e-5)
     torch.testing.assert_close(BACKEND.add_normed(x.clone(), branch, weight, 1e-5), expected, **near)
+    (normed, total), expected = (one.normed_sum(x, branch, weight, 1e-5) for one in (BACKEND, composed))
+    torch.testing.assert_close(normed, expected[0], **near)
+    assert torch.equal(total, expected[1])
     for activation in ("silu", "gelu_tanh"):
         near_gated = {"rtol": 2.0**-6, "atol": 1e-2} if dtype == torch.bfloat16 else near
         expected = composed.gated(x, activation)
