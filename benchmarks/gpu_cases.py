@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from kernels import roofline
 from kernels.attention import AttentionMetadata, KVPages
 from kernels.gpu.activations import Activation, gate
 from kernels.gpu.backend import TritonBackend
+from kernels.gpu.dense_gemm import dense_gemm
 from kernels.gpu.moe_gemm import Grouping, grouped_gemm
 from kernels.gpu.norms import add_rms_norm
 from kernels.gpu.quantised_gemm import QuantisedWeight, quantised_gemm
@@ -249,12 +251,38 @@ def product_rows(bench: Bench) -> Iterator[Row]:
         ]
         launches = [_multiply(x, copy) for copy in copies]
         yield bench.moved(f"int{bits}_gemm", f"1 x {hidden} x {hidden}", cost, launches)
+    yield from dense_rows(bench)
     experts = torch.randn(8, hidden, hidden, device=device).to(torch.bfloat16)
     rows = torch.randn(8, hidden, device=device).to(torch.bfloat16)
     grouping = Grouping.by_expert(torch.arange(8, device=device)[:, None], 8)
     cost = roofline.grouped_gemm([1] * 8, hidden, hidden)
     setting = f"8 experts x 1 x {hidden} x {hidden}"
     yield bench.moved("grouped_gemm", setting, cost, [lambda: grouped_gemm(rows, experts, grouping.offsets)])
+
+
+def dense_rows(bench: Bench) -> Iterator[Row]:
+    """The deterministic product of float weights beside the library's, for one row and for many."""
+    device, hidden = bench.device, bench.sizes.hidden
+    for num_rows in (1, bench.sizes.rows, bench.sizes.num_tokens):
+        for out_features in (hidden, 4 * hidden):  # narrow and wide
+            cost = roofline.gemm(num_rows, out_features, hidden)
+            x = torch.randn(num_rows, hidden, device=device).to(torch.bfloat16)
+            weights = [
+                torch.randn(out_features, hidden, device=device).to(torch.bfloat16)
+                for _ in range(copies_past_caches(cost.bytes))
+            ]
+            ours = bench.timer([partial(dense_gemm, x, weight) for weight in weights])
+            theirs = bench.timer([partial(F.linear, x, weight) for weight in weights])
+            yield Row(
+                kernel="dense_gemm",
+                setting=f"{num_rows} x {hidden} x {out_features}",
+                microseconds=ours * 1e6,
+                rate=cost.flops / ours / 1e12,
+                unit="TFLOP/s",
+                share=theirs / ours,
+                reference="torch's product",
+                target=None,
+            )
 
 
 def _metadata(

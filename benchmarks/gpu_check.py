@@ -3,8 +3,9 @@
     benchmarks/gpu_check.sh --output results/h200
 
 Runs the kernels' tests on the device against the float64 reference, measures the table of ``benchmarks.gpu_cases``
-beside the GPU's own copy bandwidth and matrix rate, compares bits of the deterministic mode, lets an engine's runner
-decode with a whole model (``benchmarks.gpu_model``), and writes one JSON and one Markdown file. Ends with status 1
+beside the GPU's own copy bandwidth and matrix rate, compares bits of the deterministic mode, in attention and in whole
+models (``benchmarks.gpu_bits``), lets an engine's runner decode with a whole model (``benchmarks.gpu_model``), and
+writes one JSON and one Markdown file. Ends with status 1
 where something is wrong, and 2 where there is no GPU. A missed target is written down and is no error.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import gpu_model
+from benchmarks import gpu_bits, gpu_model
 from benchmarks.gpu_cases import BLOCK_SIZE, Bench, Row, Sizes, all_rows, make_pages
 from benchmarks.gpu_model import TARGET, ModelReport, StepRow
 from benchmarks.gpu_timing import copy_bandwidth, graph_seconds, matrix_rate
@@ -196,6 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"tests: {sum(one.passed for one in tests)} of {len(tests)} files pass", flush=True)
     sizes = full_sizes(torch.cuda.mem_get_info(device)[0])
     bits = invariance(sizes, device)
+    for dtype in (torch.bfloat16, torch.float32):
+        bits |= gpu_bits.bits_of_models(device, gpu_bits.full_spec(), dtype)
     bandwidth = copy_bandwidth(graph_seconds, device, 2**30)
     matrix = matrix_rate(graph_seconds, device, 8192)
     rows = []

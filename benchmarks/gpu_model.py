@@ -226,6 +226,15 @@ class Sequences:
         ]
         return ScheduledBatch(tuple(shares), released)
 
+    def rest(self, tokens: Iterable[list[int]]) -> ScheduledBatch:
+        """The step that computes ``tokens`` after `prompts`, as a second chunk does."""
+        return ScheduledBatch(
+            tuple(
+                _share(name, new, length, NO_CHANGE, 0)
+                for name, new, length in zip(self.names, tokens, self._lengths, strict=True)
+            )
+        )
+
     def decodes(self, number: int, tokens: Sequence[int] | None = None) -> ScheduledBatch:
         """Decode step ``number``, from 1; without ``tokens``, of what the step before it draws."""
         return ScheduledBatch(

@@ -98,17 +98,14 @@ def choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | 
 
 
 def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:
-    """Threads that keep a row's bits apart from its batch, and what is not kept apart.
+    """Threads that keep a row's bits apart from its batch on CPUs, and a warning where these are fewer.
 
     torch computes activations by vectors of up to 32 elements, and what is left over at the end of a thread's share
     otherwise, with other last bits. Shares of two threads end where vectors end; those of three, to which a step of few
     rows is cut also where there are more, end anywhere.
     """
     if device.type != "cpu":
-        return threads, [
-            "--deterministic holds for attention only: the order in which a product of matrices adds up is the GPU "
-            "library's choice, and may follow the number of rows"
-        ]
+        return threads, []
     most = 2 if spec.intermediate_size % 64 == 0 else 1
     if threads <= most:
         return threads, []

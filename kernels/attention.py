@@ -23,6 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from kernels.products import DenseProduct
+
 if TYPE_CHECKING:
     import torch
 
@@ -104,6 +106,10 @@ class AttentionBackend(Protocol):
     """Stores new keys and values into pages, attends over pages, and computes the small steps between products."""
 
     name: str
+
+    @property
+    def dense_product(self) -> DenseProduct | None:
+        """The product of float weights; None where torch's own will do, or any form of a weight that is faster."""
 
     def store_kv(
         self,

@@ -89,6 +89,12 @@ def sample(logits: torch.Tensor, *, temperature: float, top_k: int, top_p: float
     return int(token_ids[int((cumulative > draw * cumulative[-1]).nonzero()[0])])
 
 
+def dense_gemm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` [rows, in] times the transpose of ``weight`` [out, in], plus ``bias`` [out]."""
+    product = x.double() @ weight.double().T
+    return product if bias is None else product + bias.double()
+
+
 def grouped_gemm(x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Rows ``offsets[e] : offsets[e + 1]`` of ``x`` times the transpose of expert e's ``weight`` [experts, out, in]."""
     output = torch.zeros(x.shape[0], weight.shape[1], dtype=torch.float64)

@@ -5,6 +5,8 @@ Knows one layer's heads and window, and a backend that knows pages; which pages,
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
@@ -32,16 +34,11 @@ class Attention:
         self._head_dim = spec.head_dim
         self._heads = [spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads]
         q_size, kv_size = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self._qkv = Linear(
-            spec.hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
-            bias=spec.attention_bias,
-            dtype=dtype,
-            device=device,
+        linear = partial(
+            Linear, bias=spec.attention_bias, dtype=dtype, device=device, dense_product=backend.dense_product
         )
-        self._output = Linear(
-            q_size, {"o_proj": spec.hidden_size}, bias=spec.attention_bias, dtype=dtype, device=device
-        )
+        self._qkv = linear(spec.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size})
+        self._output = linear(q_size, {"o_proj": spec.hidden_size})
         self._query_norm, self._key_norm = (
             torch.empty(spec.head_dim, dtype=torch.float32, device=device) if spec.qk_norm else None for _ in range(2)
         )

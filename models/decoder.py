@@ -51,9 +51,16 @@ class Decoder:
         self._layers = [make_layer(layer) for layer in spec.layers]
         self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=plus_one, device=device)
         self._head: Linear | MatrixProduct = (
-            MatrixProduct(self._embedding.weight)
+            MatrixProduct(self._embedding.weight, dense_product=backend.dense_product)
             if spec.tied_embeddings
-            else Linear(spec.hidden_size, {"lm_head": spec.vocab_size}, bias=False, dtype=dtype, device=device)
+            else Linear(
+                spec.hidden_size,
+                {"lm_head": spec.vocab_size},
+                bias=False,
+                dtype=dtype,
+                device=device,
+                dense_product=backend.dense_product,
+            )
         )
         ropes: list[RopeSpec] = []
         for layer in spec.layers:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from kernels.attention import AttentionBackend
 from kernels.cpu.quantised_matrix import QuantisedMatrix
+from kernels.products import DenseProduct
 from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import RopeSpec
@@ -30,7 +31,14 @@ class Linear:
     """
 
     def __init__(
-        self, in_features: int, outputs: dict[str, int], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_features: int,
+        outputs: dict[str, int],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        dense_product: DenseProduct | None = None,
     ) -> None:
         rows = sum(outputs.values())
         self._outputs = outputs
@@ -38,6 +46,7 @@ class Linear:
             torch.empty(rows, in_features, dtype=dtype, device=device),
             torch.empty(rows, dtype=dtype, device=device) if bias else None,
             num_parts=len(outputs),
+            dense_product=dense_product,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -212,9 +221,9 @@ class GatedMLP:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        outputs = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self._gate_up = Linear(hidden_size, outputs, bias=False, dtype=dtype, device=device)
-        self._down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=False, dtype=dtype, device=device)
+        linear = partial(Linear, bias=False, dtype=dtype, device=device, dense_product=backend.dense_product)
+        self._gate_up = linear(hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size})
+        self._down = linear(intermediate_size, {"down_proj": hidden_size})
         self._activation = activation
         self._backend = backend
 

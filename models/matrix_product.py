@@ -1,6 +1,7 @@
 """MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
 
-Three forms: plain; packed by oneDNN (CPUs, floats); kept in the bits of its quantisation (CPUs, the native library).
+Three forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); kept in the
+bits of its quantisation (CPUs, the native library).
 It changes form once, when the weight is filled, and lets go of the memory of the form before.
 """
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct
+from kernels.products import DenseProduct
 
 _PROLOGUES = {"silu": Prologue.SILU, "gelu_tanh": Prologue.GELU_TANH}
 
@@ -21,9 +23,18 @@ class MatrixProduct:
     ``F.linear``: 1.4 to 4 times as fast at 1 to 32 rows of ``x``, in float32 and in bfloat16.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, num_parts: int = 1) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        num_parts: int = 1,
+        *,
+        dense_product: DenseProduct | None = None,
+    ) -> None:
+        """With a ``dense_product`` a weight of floats stays plain, and that product multiplies with it."""
         self.weight: torch.Tensor | None = weight
         self.bias = bias
+        self._dense_product = dense_product
         self._packed: torch.Tensor | None = None
         self._parts: list[QuantisedMatrix | None] = [None] * num_parts
         self._kept: QuantisedProduct | None = None
@@ -35,6 +46,8 @@ class MatrixProduct:
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
         assert self.weight is not None
+        if self._dense_product is not None:
+            return self._dense_product(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
     def of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -83,10 +96,10 @@ class MatrixProduct:
     def pack(self) -> None:
         """Copy the filled weight into oneDNN's own layout and let go of the plain one.
 
-        Does nothing on other devices, and on CPUs where this build of torch has no packed product for the weight's
-        dtype (float16, mostly) or no memory for the copy: ``F.linear`` then goes on serving the plain weight.
+        Does nothing on other devices, beside a ``dense_product``, and on CPUs where this build of torch has no packed
+        product for the weight's dtype (float16, mostly) or no memory for the copy: the weight then goes on as it is.
         """
-        if self.weight is not None and self.weight.device.type == "cpu":
+        if self.weight is not None and self._dense_product is None and self.weight.device.type == "cpu":
             self._packed = _packed_weight(self.weight)
             if self._packed is not None:
                 self.weight = None

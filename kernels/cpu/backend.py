@@ -25,6 +25,7 @@ class NativeBackend:
     """
 
     name = "cpu-native"
+    dense_product = None
 
     def __init__(self, library: NativeLibrary) -> None:
         self.library = library
@@ -176,6 +177,7 @@ class TorchBackend:
     """The fallback: per sequence, gather the visible pages, then matmul and softmax in float32."""
 
     name = "cpu-torch"
+    dense_product = None
 
     def store_kv(
         self,

@@ -5,9 +5,10 @@ split decode kernel; any other step runs the prefill kernel for sequences with t
 for those with one. Where the metadata names shared prefixes, decodes of layers without a window read them once.
 
 Deterministic, it gives a row the same bits in any batch, in any chunk of its prompt and as a decode: decode splits at
-fixed positions, both kernels use one tile and merge alike, products and sums are not fused, prefixes are not shared.
-That costs speed where batches are small and contexts long. Otherwise a decode's last bits depend on how many splits the
-size of the batch calls for. Proven in Triton's interpreter; not yet run on a GPU.
+fixed positions, both kernels use one tile and merge alike, products and sums are not fused, prefixes are not shared,
+and float weights are multiplied by ``dense_gemm`` instead of a library. That costs speed where batches are small and
+contexts long, and wherever the library is faster. Otherwise a decode's last bits depend on how many splits the size of
+the batch calls for, and on the library's choice. Proven in Triton's interpreter; not yet run on a GPU.
 
 Holds no state but its mode. Rows of ``query`` that no sequence owns come back undefined.
 """
@@ -20,9 +21,11 @@ from kernels.attention import AttentionMetadata, KVPages, Preparation
 from kernels.gpu.activations import Activation, gate
 from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
+from kernels.gpu.dense_gemm import dense_gemm
 from kernels.gpu.norms import add_rms_norm, rms_norm, rms_norm_add
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.store_kv import prepare_and_store, store_kv
+from kernels.products import DenseProduct
 
 
 class TritonBackend:
@@ -32,6 +35,11 @@ class TritonBackend:
 
     def __init__(self, *, is_deterministic: bool = False) -> None:
         self._is_deterministic = is_deterministic
+
+    @property
+    def dense_product(self) -> DenseProduct | None:
+        """The one whose rows do not depend on their number, where that is wanted."""
+        return dense_gemm if self._is_deterministic else None
 
     def store_kv(
         self,

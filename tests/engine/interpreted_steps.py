@@ -15,7 +15,7 @@ from engine import choices, startup
 from engine.config import EngineConfig
 from engine.device_setup import DeviceSetup
 from engine.engine import Engine
-from engine.messages import EngineRequest, SamplingParams
+from engine.messages import EngineReady, EngineRequest, SamplingParams
 from engine.token_sampler import KernelSampler
 from tests.engine.fake_device import FakeDevice
 
@@ -57,7 +57,8 @@ class Rerun:
             self.replay = step
 
 
-def main(model: str) -> None:
+def build(model: str, **settings: object) -> tuple[Engine, EngineReady]:
+    """An engine that takes this process for a GPU."""
     from kernels.gpu.backend import TritonBackend
 
     device = FakeDevice()
@@ -67,10 +68,14 @@ def main(model: str) -> None:
             config, chosen, plan, memory=device.memory, stream=device.stream, sampler=KernelSampler(), recorder=Rerun()
         )
 
-    choices.choose_backend = lambda *args, **kwargs: (TritonBackend(), [])
+    choices.choose_backend = lambda device, **mode: (TritonBackend(**mode), [])
     startup.choose_setup = choose_setup
-    config = EngineConfig(model=model, async_scheduling=True, num_gpu_blocks_override=20, **SETTINGS)
-    engine, _ = startup.build_engine(config, startup.StageTimes(), lambda progress: None)
+    config = EngineConfig(model=model, **{"num_gpu_blocks_override": 20, **SETTINGS, **settings})
+    return startup.build_engine(config, startup.StageTimes(), lambda progress: None)
+
+
+def main(model: str) -> None:
+    engine, _ = build(model, async_scheduling=True)
     print(json.dumps(run(engine)))
 
 

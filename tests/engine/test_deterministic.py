@@ -157,8 +157,6 @@ def test_a_cpu_without_the_native_kernels_refuses(
         rig(tiny_llama_dir, deterministic=True)
 
 
-def test_a_gpu_says_that_products_of_matrices_are_left_out(tiny_llama_dir: Path) -> None:
+def test_a_gpu_leaves_nothing_out_and_every_thread_in(tiny_llama_dir: Path) -> None:
     spec = resolve_checkpoint(str(tiny_llama_dir)).read_spec()
-    threads, (warning,) = _limits_of_determinism(8, spec, torch.device("cuda"))
-    assert threads == 8
-    assert warning.startswith("--deterministic holds for attention only")
+    assert _limits_of_determinism(8, spec, torch.device("cuda")) == (8, [])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,29 @@ def test_triton_kernels_behind_the_device_runner_draw_the_cpus_tokens(
     model = request.getfixturevalue(directory)
     engine, _ = build_engine(EngineConfig(model=str(model), **SETTINGS), StageTimes(), lambda progress: None)
     expected = run(engine)
-    command = [sys.executable, "-m", "tests.engine.interpreted_steps", str(model)]
+    assert interpreted("tests.engine.interpreted_steps", str(model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("directory", "dtype"),
+    [
+        ("tiny_llama_dir", "bfloat16"),
+        pytest.param("tiny_llama_dir", "float32", marks=pytest.mark.slow),
+        pytest.param("tiny_gemma3_dir", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_logits_of_the_deterministic_mode_are_bitwise_equal_alone_together_in_chunks_and_from_cached_pages(
+    directory: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(directory)
+    found = interpreted("tests.engine.interpreted_bits", str(model), json.dumps({"dtype": dtype}))
+    assert found == {"together": [], "chunked": [], "cached": [], "cached tokens": 16 + 32}
+
+
+def interpreted(module: str, *arguments: str) -> Any:
+    """What a module prints as JSON at last, in a process whose kernels are interpreted."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module, *arguments]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout.splitlines()[-1]) == expected
+    return json.loads(finished.stdout.splitlines()[-1])

@@ -67,6 +67,19 @@ def test_packing_lets_go_of_the_plain_weight_and_leaves_nothing_to_fill(packable
     assert torch.equal(linear(ones), torch.full((3, 48), 130.0, dtype=packable))  # 64 * 2 + 2
 
 
+def test_with_a_product_of_the_backends_own_a_weight_stays_plain_for_it() -> None:
+    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        assert bias is not None
+        return 2 * F.linear(x, weight, bias)
+
+    linear = Linear(64, {"q": 32, "k": 16}, bias=True, dtype=torch.float32, device=CPU, dense_product=product)
+    for place in dict(linear.parameters("")).values():
+        place.view.fill_(2.0)
+        assert place.when_filled is not None
+        place.when_filled()
+    assert torch.equal(linear(torch.ones(3, 64)), torch.full((3, 48), 260.0))
+
+
 def refuse(*_: object) -> NoReturn:
     raise RuntimeError("not on this CPU")
 

@@ -9,6 +9,7 @@ import torch
 from kernels import composed
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.gpu.backend import TritonBackend
+from kernels.gpu.dense_gemm import dense_gemm
 
 BACKEND: AttentionBackend = TritonBackend()
 
@@ -87,6 +88,11 @@ def test_a_batch_may_be_a_view_into_larger_tables(make_batch: Callable) -> None:
     moved = replace(metadata, block_table=table[:3])
     arguments = (batch.query, batch.pages)
     batch.check(BACKEND.attend(*arguments, moved, scale=batch.scale))
+
+
+def test_float_weights_have_a_product_of_their_own_in_deterministic_mode_only() -> None:
+    assert TritonBackend(is_deterministic=True).dense_product is dense_gemm
+    assert BACKEND.dense_product is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -57,6 +57,7 @@ def test_every_kernel_has_its_rows(rows: list[Row]) -> None:
         "sample": 5,
         "int8_gemm": 1,
         "int4_gemm": 1,
+        "dense_gemm": 6,
         "grouped_gemm": 1,
     }
     assert kernels.count("decode") in (8, 12)  # four for each kind of pages that the device has

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_check, gpu_model
+from benchmarks import gpu_bits, gpu_check, gpu_model
 from benchmarks.gpu_cases import Sizes
 from benchmarks.gpu_model import ModelReport, ModelSizes, Settings, StepRow, answers, floor_seconds, llama_8b, measure
 from engine.device_setup import DeviceSetup
@@ -111,6 +111,21 @@ def test_a_small_model_draws_the_cpus_tokens_with_graphs_and_without(device: tor
         "a model's tokens with graphs and on the CPU": True,
         "a model's tokens without and on the CPU": True,
     }
+
+
+def test_bits_of_whole_models_are_compared(device: torch.device) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        bits = gpu_bits.bits_of_models(device, SPEC, dtype)
+        assert bits == dict.fromkeys(bits, True)
+        assert len(bits) == 3
+
+
+def test_a_model_whose_bits_depend_on_the_batch_is_told(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_batch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return x @ weight.T * (1 + len(x) / 2**10)
+
+    monkeypatch.setattr(gpu_bits.TritonBackend, "dense_product", property(lambda backend: by_batch))
+    assert set(gpu_bits.bits_of_models(device, SPEC, torch.float32).values()) == {False}
 
 
 def test_a_model_that_draws_others_is_told(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +245,13 @@ def test_the_script_writes_a_report_for_people_and_one_for_programs(
     monkeypatch.setattr(gpu_model, "full_sizes", lambda free_bytes, device: sizes(host, batches=(1,)))
     monkeypatch.setattr(gpu_model, "WARM_STEPS", 1)
     monkeypatch.setattr(gpu_model, "answers", lambda device: {"tokens": True})
+    monkeypatch.setattr(gpu_bits, "full_spec", lambda: SPEC)
     monkeypatch.setattr(gpu_model, "measure", partial(measure, make_setup=host_setup))
     status = gpu_check.main(["--skip-tests", "--output", str(tmp_path / "new" / "report")])
     report = json.loads((tmp_path / "new" / "report.json").read_text())
     assert (report["device"], report["data sheet bandwidth, GB/s"]) == ("H200", 4800)
     assert report["answers"] == {"tokens": True}
+    assert len(report["bits"]) == 9
     assert [row["batch"] for row in report["model"]["rows"]] == [1, 1]
     assert report["model"]["failures"] == []
     assert status == 1  # the fake's memory is not what was asked for
