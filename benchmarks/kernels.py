@@ -27,9 +27,10 @@ from pathlib import Path
 
 from benchmarks.chip import CHIPS, KIB, Chip
 from benchmarks.compiled import WIDE_LOAD, Compiled, compile_variant, variants_by_module
+from benchmarks.section import write_section
 from kernels.gpu.variant import Variant
 
-BEGIN, END = "<!-- compiled kernels: begin -->", "<!-- compiled kernels: end -->"
+SECTION = "compiled kernels"
 ATTENTION = {"decode", "prefill", "cascade"}
 WGMMA_ROWS = 64  # the fewest that Hopper's own matrix instruction takes
 NEVER_SPILLS = {"store_kv", "decode"}  # up to head dim 128; their registers are all the speed they have
@@ -143,15 +144,6 @@ def _cell(compiled: Compiled | None) -> str:
     return " ".join(str(part) for part in parts)
 
 
-def write(path: Path, text: str) -> None:
-    """Replace what is between the markers. ValueError where there are none."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} lacks the lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kernels", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--compile-only", action="store_true", help="compile and check; needs no GPU")
@@ -177,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         arguments.json.write_text("".join(json.dumps(asdict(one)) + "\n" for one in compiled), encoding="utf-8")
     if arguments.write:
-        write(arguments.write, text)
+        write_section(arguments.write, SECTION, text)
     else:
         print(text)
     wrong = [outcome for outcome in outcomes if outcome.complaints]

@@ -85,6 +85,12 @@ def process_tree(pid: int) -> list[int]:
     return tree
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended; of one that ended, its parent may not have asked yet."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] not in "ZX"
+
+
 def memory_mib(pid: int) -> float | None:
     """Proportional set size of a process tree: what it takes, with pages shared among it counted once."""
     sizes = [size for member in process_tree(pid) if (size := _pss_kib(member)) is not None]

@@ -19,6 +19,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import IO, Self
 
+from benchmarks.machine import is_running, process_tree
+
 POLL_SECONDS = 0.05
 STOP_SECONDS = 15.0
 LOG_LINES = 15
@@ -89,6 +91,7 @@ class StartedServer:
         return "\n".join(lines[-LOG_LINES:])
 
     def _stop(self) -> None:
+        members = process_tree(self._process.pid)
         self._signal(signal.SIGTERM)
         try:
             with suppress(subprocess.TimeoutExpired):
@@ -97,6 +100,10 @@ class StartedServer:
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._log.close()
+            # those that were killed with it take their time to give memory back, which the next one may need
+            deadline = time.perf_counter() + STOP_SECONDS
+            while any(map(is_running, members)) and time.perf_counter() < deadline:
+                time.sleep(POLL_SECONDS)
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import compare
-from benchmarks.compare import Server, cell, main, ratio, table
+from benchmarks.compare import cell, main, ratio, table
+from benchmarks.peers import Server
 from benchmarks.started_server import ServerStartError
 
 
@@ -78,5 +80,30 @@ def test_failures_are_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(compare, "measure", broken)
     assert main(one) == 2
     assert "a: it did not start" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*one, "--server", "a", "http://y", "run b"])
+    for wrong in ([*one, "--server", "a", "http://y", "run b"], [], [*one, "--octavo", "int3"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+
+
+def test_a_server_that_breaks_is_left_out_and_the_others_are_written_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+
+    def measured(server: Server, *_: object) -> list[dict[str, Any]]:
+        order.append(server.label)
+        if server.label == "b":
+            raise ServerStartError("it ended with status 1:\nits log")
+        return [result(server.label, 10.0)]
+
+    monkeypatch.setattr(compare, "measure", measured)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- peers: begin -->\n<!-- peers: end -->\n")
+    servers = [word for label in "abc" for word in ("--server", label, "http://x", "run")]
+    assert main([*servers, "--rounds", "2", "--write", str(page), "--section", "peers"]) == 2
+    assert order == ["a", "b", "c", "a", "c"]
+    written = page.read_text()
+    assert written.count("| W1 | ") == 2
+    assert "| W1 | c | 10.0 (10.0 to 10.0) |" in written
+    assert "Not measured to the end: b: it ended with status 1:\n" in written
+    assert "its log" in capsys.readouterr().err

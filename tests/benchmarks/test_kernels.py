@@ -23,7 +23,7 @@ from benchmarks.compiled import (
     ptx_load_bytes,
     ptx_matrix,
 )
-from benchmarks.kernels import BEGIN, END, Outcome, Task, complaints, main, table, write
+from benchmarks.kernels import Outcome, Task, complaints, main, table
 
 ROOT = Path(__file__).parents[2]
 GOOD = Compiled(
@@ -225,16 +225,6 @@ def test_the_table_has_a_line_per_variant_and_a_column_per_chip() -> None:
         "| 128 plain | 114 0 24 25% mma 16 | - |",
         "| fp8 | 114 4 1.2 25% - 16 | - |",
     ]
-
-
-def test_only_what_is_between_the_markers_is_replaced(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write(page, "new")
-    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    page.write_text("no markers")
-    with pytest.raises(ValueError, match="lacks the lines"):
-        write(page, "new")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import urllib.request
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.machine import process_tree
+from benchmarks.machine import is_running, process_tree
 from benchmarks.started_server import ServerStartError, StartedServer
 
 # Answers /v1/models; with a second argument also /ready, with 503 for the first three times.
@@ -45,15 +44,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "server.py"
     path.write_text(SERVER)
     return path
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    return state != "Z"
 
 
 def test_the_server_serves_inside_the_context_and_leaves_no_process_behind(script: Path) -> None:
