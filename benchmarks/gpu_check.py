@@ -32,7 +32,7 @@ from benchmarks.gpu_timing import copy_bandwidth, graph_seconds, matrix_rate
 from engine.memory_budget import CudaMemory
 from kernels.attention import AttentionMetadata
 from kernels.gpu.backend import TritonBackend
-from kernels.roofline import DATA_SHEETS
+from kernels.roofline import sheet_of
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "kernels" / "gpu"
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = gpu_model.measure(gpu_model.full_sizes(free_bytes, device), bandwidth, memory)
     print("\n".join(_model_lines(model)), flush=True)
     name = torch.cuda.get_device_name(device)
-    sheet = next((one for one in DATA_SHEETS if one.name in name), None)
+    sheet = sheet_of(name)
     report: dict[str, object] = {
         "device": name,
         "torch": torch.__version__,

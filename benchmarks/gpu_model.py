@@ -60,6 +60,7 @@ class Settings:
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
     enforce_eager: bool = False
+    deterministic: bool = False
     async_scheduling: bool = True
     block_size: int = BLOCK_SIZE
     enable_prefix_caching: bool = False

@@ -4,7 +4,8 @@
 
 Each share of a step writes only the blocks it brings, so that a step's cost does not grow with its contexts. Rows hold
 stale ids for blocks that slid out of a window; the kernels never look there. On another device lies a copy, which is
-sent only what changed. Knows rows and page ids, not requests.
+sent only what changed; there, rows of layers without a window are also kept in order of what they share. Knows rows and
+page ids, not requests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from block_manager.block_table import ChangedBlocks
 from block_manager.groups import LayerGroup
+from engine.prefix_order import PrefixOrder
 from engine.step_buffers import TableChanges
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +44,8 @@ class BlockTables:
         self.device = device
         self._shown = host if device is None else torch.zeros_like(host, device=device)
         self._changes: list[tuple[Array, Array]] = []
+        has_order = device is not None and groups[0].window is None  # of all groups, the first has none, if any
+        self.prefix_order = PrefixOrder(self._pages[0]) if has_order else None
 
     def column(self, group: int, number: int) -> int:
         """Where column ``number`` of a group is among all."""
@@ -50,6 +54,8 @@ class BlockTables:
     def write(self, row: int, changed: ChangedBlocks) -> None:
         """Note the pages of the blocks from ``changed.first`` on."""
         start = changed.first
+        if self.prefix_order is not None:
+            self.prefix_order.note(row, start, start + len(changed.pages[0]))
         for columns, blocks in zip(self._columns, changed.pages, strict=bool(changed.pages)):
             end = start + len(blocks)
             pages = np.array(blocks, dtype=np.int32).T

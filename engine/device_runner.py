@@ -5,7 +5,8 @@
 
 One copy brings a step to the device, one takes its tokens back. A step whose tokens were not known when it was
 scheduled reads them where the step before it left them, so that the host need not have seen them. Steps of decodes
-alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code.
+alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code, and so do
+those whose decodes share so many pages that reading them once saves more than a graph does.
 
 Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it
 (but for moved pages); what a step draws lies in ``_drawn`` until the next step has read it.
@@ -24,6 +25,7 @@ from engine.block_tables import Array
 from engine.cuda_graphs import DecodeGraphs, GraphRecorder
 from engine.input_batch import FilledStep, InputBatch
 from engine.paged_model import PagedModel
+from engine.prefix_sharing import PrefixSharing
 from engine.step_buffers import DrawSections, StepShape
 from engine.step_result import DrawnToken
 from engine.step_stream import Event, StepStream
@@ -71,12 +73,20 @@ class DeviceRunner:
     """Steps of up to ``max_num_seqs`` sequences over the pages of ``model``, on the device of ``stream``."""
 
     def __init__(
-        self, model: PagedModel, inputs: InputBatch, sampler: TokenSampler, stream: StepStream, max_num_seqs: int
+        self,
+        model: PagedModel,
+        inputs: InputBatch,
+        sampler: TokenSampler,
+        stream: StepStream,
+        max_num_seqs: int,
+        sharing: PrefixSharing | None = None,
     ) -> None:
+        """``sharing`` None: every sequence reads its own pages."""
         self._model = model
         self._inputs = inputs
         self._sampler = sampler
         self._stream = stream
+        self._sharing = sharing
         self._drawn = torch.zeros(max_num_seqs, dtype=torch.int64, device=stream.device)
         self._places: dict[str, int] = {}  # where in ``_drawn`` the step before this one left whose token
         self._graphs = DecodeGraphs((max_num_seqs,))
@@ -89,12 +99,12 @@ class DeviceRunner:
         drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
         params = [sampling[name] for _, name in drawing]
         size = self._graphs.size_for(len(batch.requests)) if _is_decode_only(batch, len(drawing)) else None
-        step = self._inputs.fill(batch, size or 0)
+        step = self._inputs.fill(batch, size or 0, self._sharing)
         self._fill_sources(step, batch)
         _fill_draws(step, drawing, params)
         self._inputs.send(step)
-        if size is None:
-            logits = self._compute(step.shape, step.max_query_len, step.max_seq_len)
+        if size is None or step.prefix is not None:
+            logits = self._compute(step)
         else:
             self._graphs.replay(size)
             logits = self._graph_logits
@@ -103,8 +113,7 @@ class DeviceRunner:
 
     def run_null(self, shape: StepShape) -> None:
         """Run a step of this shape that reads and writes no page, at the model's full length."""
-        step = self._fill_null(shape)
-        self._compute(step.shape, step.max_query_len, step.max_seq_len)
+        self._compute(self._fill_null(shape))
 
     def record_graphs(self, recorder: GraphRecorder, sizes: tuple[int, ...]) -> None:
         """Record steps of these many decodes. Their logits have memory of their own, as large as the largest needs."""
@@ -126,19 +135,19 @@ class DeviceRunner:
         return step
 
     def _compute_into(self, logits: torch.Tensor, step: FilledStep) -> None:
-        logits[: step.shape.num_draws].copy_(self._compute(step.shape, step.max_query_len, step.max_seq_len))
+        logits[: step.shape.num_draws].copy_(self._compute(step))
 
     @torch.inference_mode()
-    def _compute(self, shape: StepShape, max_query_len: int, max_seq_len: int) -> torch.Tensor:
-        """Queue what was sent for ``shape``, from token ids to drawn tokens; returns the logits."""
-        tensors = self._inputs.tensors(shape, max_query_len, max_seq_len)
-        draws = self._inputs.sections(shape).draws
+    def _compute(self, step: FilledStep) -> torch.Tensor:
+        """Queue what was sent, from token ids to drawn tokens; returns the logits."""
+        tensors = self._inputs.tensors(step)
+        draws = self._inputs.sections(step.shape).draws
         assert draws is not None
         left = self._drawn.index_select(0, draws.sources.clamp(min=0))
         token_ids = torch.where(draws.sources == NO_SOURCE, tensors.token_ids, left)
         logits = self._model.logits(replace(tensors, token_ids=token_ids))
-        if shape.num_draws:
-            self._drawn[: shape.num_draws] = self._sampler.sample(logits, draws)
+        if step.shape.num_draws:
+            self._drawn[: step.shape.num_draws] = self._sampler.sample(logits, draws)
         return logits
 
     def _fill_sources(self, step: FilledStep, batch: ScheduledBatch) -> None:

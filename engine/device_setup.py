@@ -21,10 +21,12 @@ from engine.memory_budget import CudaMemory, MemoryBudget, MemoryReader, MemoryU
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.paged_model import PagedModel
+from engine.prefix_sharing import PrefixSharing
 from engine.step_buffers import StepBuffers, StepShape
 from engine.step_executor import InlineExecutor, QueueExecutor, StepExecutor
 from engine.step_stream import CudaStream, StepStream
 from engine.token_sampler import KernelSampler, TokenSampler
+from kernels.roofline import FASTEST, DataSheet, sheet_of
 from models.model import CausalLM
 
 if TYPE_CHECKING:
@@ -47,8 +49,12 @@ class DeviceSetup:
         stream: StepStream,
         sampler: TokenSampler,
         recorder: GraphRecorder | None,
+        sheet: DataSheet | None = None,
     ) -> None:
-        """``recorder`` None: every step is launched kernel by kernel. ``largest`` is the largest step there can be."""
+        """``recorder`` None: every step is launched kernel by kernel. ``largest`` is the largest step there can be.
+
+        ``sheet``: what the device is said to reach, by which steps that share prefixes are judged; None: none shares.
+        """
         self.memory = StartMemory(memory)
         self._config = config
         self._plan = plan
@@ -57,11 +63,16 @@ class DeviceSetup:
         self._sampler = sampler
         self._recorder = recorder
         num_seqs = config.max_num_seqs
-        self.largest = StepShape(max(config.max_num_batched_tokens, num_seqs), num_seqs, num_seqs)
+        can_share = sheet is not None and num_seqs > 1 and not config.deterministic and plan.groups[0].window is None
+        self._sheet = sheet if can_share else None
+        num_tokens = max(config.max_num_batched_tokens, num_seqs)
+        # few members are few programs, which are split most, and so take most memory for parts
+        self.largest = StepShape(num_tokens, num_seqs, num_seqs, *((1, 2) if can_share else ()))
+        largest_plan = (num_seqs // 2, num_seqs) if can_share else ()
         buffers = StepBuffers(
             sum(group.pages_per_block for group in plan.groups),
             stream=stream,
-            largest=self.largest,
+            largest=StepShape(num_tokens, num_seqs, num_seqs, *largest_plan),
             num_changes=CHANGES_PER_STEP,
         )
         self._inputs = InputBatch(
@@ -79,6 +90,7 @@ class DeviceSetup:
             stream=CudaStream(choices.device),
             sampler=KernelSampler(),
             recorder=None if config.enforce_eager else CudaGraphRecorder(),
+            sheet=sheet_of(torch.cuda.get_device_name(choices.device)) or FASTEST,
         )
 
     def measure(self, model: CausalLM) -> MemoryBudget | None:
@@ -105,6 +117,9 @@ class DeviceSetup:
         """Record the graphs; where that fails, say so and go on without."""
         self.memory.note("pages", pool.num_pages * self._plan.page_bytes)
         runner = self._runner(PagedModel(model, pool.kv_cache, pool.host_cache))
+        if self._sheet is not None:
+            with self.memory.taking(MemoryUse.LARGEST_STEP):
+                runner.run_null(StepShape(2, 2, 2, 1, 2))  # so that its kernels are compiled and loaded
         if self._recorder is None:
             return runner, []
         try:
@@ -119,7 +134,10 @@ class DeviceSetup:
         return QueueExecutor() if self._config.async_scheduling else InlineExecutor()
 
     def _runner(self, model: PagedModel) -> DeviceRunner:
-        return DeviceRunner(model, self._inputs, self._sampler, self._stream, self._config.max_num_seqs)
+        order, sharing = self._inputs.prefix_order, None
+        if self._sheet is not None and order is not None:
+            sharing = PrefixSharing(order, model.sharing_cost(self._sheet), self._config.block_size)
+        return DeviceRunner(model, self._inputs, self._sampler, self._stream, self._config.max_num_seqs, sharing)
 
     def _graph_sizes(self) -> tuple[int, ...]:
         return () if self._recorder is None else graph_sizes(self._config.max_num_seqs)

@@ -15,8 +15,10 @@ import torch
 
 from block_manager.groups import LayerGroup
 from engine.block_tables import Array, BlockTables
+from engine.prefix_order import PrefixOrder
+from engine.prefix_sharing import PrefixBounds, PrefixPlan, PrefixSharing
 from engine.step_buffers import StepBuffers, StepSections, StepShape, TableChanges
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, SharedPrefix
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 
 NULL_SLOT = -1
@@ -38,12 +40,16 @@ class StepTensors:
 
 @dataclass(frozen=True, slots=True)
 class FilledStep:
-    """A step that was written to the host's buffers, and its largest lengths, which kernels take as plain ints."""
+    """A step that was written to the host's buffers, and its largest lengths, which kernels take as plain ints.
+
+    ``prefix``: the largest lengths of what its decodes share, where they do.
+    """
 
     shape: StepShape
     host: StepSections[Array]
     max_query_len: int
     max_seq_len: int
+    prefix: PrefixBounds | None = None
 
 
 class InputBatch:
@@ -78,10 +84,18 @@ class InputBatch:
         """Bring the tables up to date and lay out the step; one row of logits for every sequence that draws."""
         step = self.fill(batch)
         self.send(step)
-        return self.tensors(step.shape, step.max_query_len, step.max_seq_len)
+        return self.tensors(step)
 
-    def fill(self, batch: ScheduledBatch, num_seqs: int = 0) -> FilledStep:
-        """Write the step to the host's buffers, with null sequences and draws up to ``num_seqs`` of either."""
+    @property
+    def prefix_order(self) -> PrefixOrder | None:
+        """Of the rows of the block tables; None where no layer sees everything, or all tensors are the host's."""
+        return self._tables.prefix_order
+
+    def fill(self, batch: ScheduledBatch, num_seqs: int = 0, sharing: PrefixSharing | None = None) -> FilledStep:
+        """Write the step to the host's buffers, with null sequences and draws up to ``num_seqs`` of either.
+
+        Or without any, but with a shared prefix, where that is better by ``sharing``.
+        """
         for request_id in batch.released:
             row = self._row_of.pop(request_id, None)
             if row is not None:
@@ -89,6 +103,11 @@ class InputBatch:
         requests = batch.requests
         rows = [self._update_row(request) for request in requests]
         counts = [len(request.token_ids) for request in requests]
+        computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int64)
+        seq_lens = computed + np.array(counts, dtype=np.int64)
+        plan = None if sharing is None else sharing.plan(rows, counts, seq_lens, is_recorded=num_seqs > 0)
+        if plan is not None:
+            num_seqs = 0
         drawing = [row for row, request in enumerate(requests) if request.samples for _ in request.sequence_ids]
         num_tokens, num_real, num_draws = sum(counts), len(requests), len(drawing)
         null_seqs = max(num_seqs - num_real, 0)
@@ -96,6 +115,7 @@ class InputBatch:
             max(num_tokens + null_seqs, self._min_rows),
             num_real + null_seqs,
             max(num_seqs, num_draws, self._min_rows) if drawing else num_seqs,
+            *((0, 0) if plan is None else (len(plan.group_starts) - 1, len(plan.members))),
         )
 
         host = self._buffers.host(shape)
@@ -109,8 +129,7 @@ class InputBatch:
         starts[0] = 0
         starts[1 : num_real + 1] = counts
         np.cumsum(starts[: num_real + 1], out=starts[: num_real + 1])
-        computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int64)
-        np.add(computed, counts, out=host.seq_lens[:num_real], casting="unsafe")
+        host.seq_lens[:num_real] = seq_lens
         positions, token_rows = host.positions[:num_tokens], host.table_rows[:num_real]
         if num_tokens == num_real:
             positions[:] = computed
@@ -124,15 +143,40 @@ class InputBatch:
         slots += offsets
         host.logits_rows[:num_draws] = starts[1:][drawing] - 1
         _pad(host, num_tokens, num_real, num_draws)
-        return FilledStep(shape, host, max(counts, default=1), int(host.seq_lens.max(initial=0)))
+        _fill_prefix(host, plan)
+        return FilledStep(
+            shape,
+            host,
+            max(counts, default=1),
+            int(seq_lens.max(initial=0)),
+            None if plan is None else plan.bounds,
+        )
 
     def fill_null(self, shape: StepShape) -> FilledStep:
-        """A step of null sequences alone, the first of which takes all tokens that the others leave, at full length."""
+        """A step of null sequences alone, the first of which takes all tokens that the others leave, at full length.
+
+        A group that the shape has, one at most, shares nothing at full length.
+        """
         host = self._buffers.host(shape)
         host.query_start_loc[0] = 0
         _pad(host, 0, 0, 0)
         host.query_start_loc[1:] += shape.num_tokens - shape.num_seqs
-        return FilledStep(shape, host, shape.num_tokens - shape.num_seqs + 1, self.max_model_len)
+        plan = None
+        if shape.num_groups:
+            plan = PrefixPlan(
+                np.arange(shape.num_seqs - shape.num_members, shape.num_seqs),
+                np.array([0, shape.num_members]),
+                np.zeros(shape.num_seqs),
+                PrefixBounds(shape.num_members, self.max_model_len, self.max_model_len),
+            )
+        _fill_prefix(host, plan)
+        return FilledStep(
+            shape,
+            host,
+            shape.num_tokens - shape.num_seqs + 1,
+            self.max_model_len,
+            None if plan is None else plan.bounds,
+        )
 
     def send(self, step: FilledStep) -> None:
         """Bring the device up to date with what was filled: the step's own numbers and what changed in the tables.
@@ -155,19 +199,31 @@ class InputBatch:
         """The device's view of a step of this shape."""
         return self._buffers.device(shape)
 
-    def tensors(self, shape: StepShape, max_query_len: int, max_seq_len: int) -> StepTensors:
-        """The tensors of the step that was sent last, which had this shape."""
-        device = self._buffers.device(shape)
-        block_tables = self._tables.of_rows(device.table_rows, -(-max_seq_len // self._block_size))
+    def tensors(self, step: FilledStep) -> StepTensors:
+        """The tensors of the step that was sent last."""
+        device = self._buffers.device(step.shape)
+        block_tables = self._tables.of_rows(device.table_rows, -(-step.max_seq_len // self._block_size))
+        shared_prefix = None
+        if device.prefix is not None and step.prefix is not None:
+            shared_prefix = SharedPrefix(
+                members=device.prefix.members,
+                group_starts=device.prefix.group_starts,
+                prefix_lens=device.prefix.prefix_lens,
+                largest_group=step.prefix.largest_group,
+                max_prefix_len=step.prefix.max_prefix_len,
+                max_own_len=step.prefix.max_own_len,
+            )
 
-        def metadata(column: int) -> AttentionMetadata:
+        def metadata(group: int, number: int) -> AttentionMetadata:
+            column = self._tables.column(group, number)
             return AttentionMetadata(
                 query_start_loc=device.query_start_loc,
                 seq_lens=device.seq_lens,
                 block_table=block_tables[column],
                 slot_mapping=device.slots[column],
-                max_query_len=max_query_len,
-                max_seq_len=max_seq_len,
+                max_query_len=step.max_query_len,
+                max_seq_len=step.max_seq_len,
+                shared_prefix=shared_prefix if self._groups[group].window is None else None,
             )
 
         return StepTensors(
@@ -175,7 +231,7 @@ class InputBatch:
             positions=device.positions,
             logits_rows=device.logits_rows,
             metadata=tuple(
-                tuple(metadata(self._tables.column(index, number)) for number in range(group.pages_per_block))
+                tuple(metadata(index, number) for number in range(group.pages_per_block))
                 for index, group in enumerate(self._groups)
             ),
         )
@@ -187,6 +243,13 @@ class InputBatch:
         if request.new_blocks.pages:
             self._tables.write(row, request.new_blocks)
         return row
+
+
+def _fill_prefix(host: StepSections[Array], plan: PrefixPlan | None) -> None:
+    if host.prefix is not None and plan is not None:
+        host.prefix.members[:] = plan.members
+        host.prefix.group_starts[:] = plan.group_starts
+        host.prefix.prefix_lens[:] = plan.prefix_lens
 
 
 def _pad(host: StepSections[Array], num_tokens: int, num_seqs: int, num_draws: int) -> None:

@@ -14,6 +14,8 @@ from block_manager.kv_cache import KVCache
 from block_manager.transfers import Transfer, TransferKind
 from engine.input_batch import StepTensors
 from kernels.attention import KVPages, PagedLayer
+from kernels.gpu.sharing_cost import SharingCost
+from kernels.roofline import AttentionShape, DataSheet
 from models.model import CausalLM
 
 
@@ -31,6 +33,12 @@ class PagedModel:
     @property
     def vocab_size(self) -> int:
         return self._model.spec.vocab_size
+
+    def sharing_cost(self, sheet: DataSheet) -> SharingCost:
+        """What steps of this model cost on a device that reaches what ``sheet`` says, with prefixes shared or not."""
+        spec, page_bytes = self._model.spec, self._kv_cache.key_pages[0].dtype.itemsize
+        shape = AttentionShape(spec.num_q_heads, spec.num_kv_heads, spec.head_dim, page_bytes=page_bytes)
+        return SharingCost(sheet, shape, tuple(layer.window for layer in spec.layers), self._model.weight_bytes())
 
     @torch.inference_mode()
     def logits(self, step: StepTensors) -> torch.Tensor:

@@ -28,11 +28,16 @@ _MOST_CACHED_SHAPES = 256
 
 
 class StepShape(NamedTuple):
-    """Rows of a step, padding included: tokens, sequences, and logits that are asked for."""
+    """Rows of a step, padding included: tokens, sequences, and logits that are asked for.
+
+    Where sequences share prefixes, also how many groups they form, and how many there are in all of these.
+    """
 
     num_tokens: int
     num_seqs: int
     num_draws: int
+    num_groups: int = 0
+    num_members: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,24 @@ class DrawSections(Generic[Section]):
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSections(Generic[Section]):
+    """Who shares a prefix, all int32, as in ``kernels.attention.SharedPrefix``.
+
+    ``members`` [num_members], ``group_starts`` [num_groups + 1], ``prefix_lens`` [num_seqs].
+    """
+
+    members: Section
+    group_starts: Section
+    prefix_lens: Section
+
+
+@dataclass(frozen=True, slots=True)
 class StepSections(Generic[Section]):
     """The parts of the buffer, as arrays on the host or tensors on the device.
 
     int64: ``token_ids`` and ``positions`` [num_tokens], ``slots`` [columns, num_tokens], ``logits_rows`` [num_draws].
-    int32: ``query_start_loc`` [num_seqs + 1], ``seq_lens`` and ``table_rows`` [num_seqs]. ``draws`` with a stream only.
+    int32: ``query_start_loc`` [num_seqs + 1], ``seq_lens`` and ``table_rows`` [num_seqs]. ``draws`` with a stream only,
+    ``prefix`` where there are groups.
     """
 
     token_ids: Section
@@ -68,6 +86,7 @@ class StepSections(Generic[Section]):
     seq_lens: Section
     table_rows: Section
     draws: DrawSections[Section] | None
+    prefix: PrefixSections[Section] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +130,14 @@ class StepBuffers:
 
     def size(self, shape: StepShape) -> int:
         """Where the sections of a shape end, in elements of 64 bits."""
-        num_tokens, num_seqs, num_draws = shape
+        num_tokens, num_seqs, num_draws, num_groups, num_members = shape
         wide = (2 + self._num_columns) * num_tokens + num_draws
         narrow = 3 * num_seqs + 1
         if self._stream is not None:
             wide += 2 * num_draws
             narrow += num_tokens + 4 * num_draws
+        if num_groups:
+            narrow += num_members + num_groups + 1 + num_seqs
         return wide + -(-narrow // 2)
 
     def host(self, shape: StepShape) -> StepSections[Array]:
@@ -167,7 +188,7 @@ class StepBuffers:
         return sent
 
     def _sections(self, shape: StepShape, wide: Any, narrow: Any, fractional: Any) -> StepSections[Any]:
-        num_tokens, num_seqs, num_draws = shape
+        num_tokens, num_seqs, num_draws, num_groups, num_members = shape
         end = 0
 
         def take(flat: Any, count: int) -> Any:
@@ -198,5 +219,12 @@ class StepBuffers:
                 temperature=take(fractional, num_draws),
                 top_p=take(fractional, num_draws),
                 min_p=take(fractional, num_draws),
+            ),
+            prefix=None
+            if not num_groups
+            else PrefixSections(
+                members=take(narrow, num_members),
+                group_starts=take(narrow, num_groups + 1),
+                prefix_lens=take(narrow, num_seqs),
             ),
         )

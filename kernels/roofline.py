@@ -50,6 +50,12 @@ H100 = DataSheet("H100", bandwidth=3.35e12, flops_16_bit=989.5e12, flops_8_bit=1
 H200 = DataSheet("H200", bandwidth=4.8e12, flops_16_bit=989.5e12, flops_8_bit=1979e12)
 MI300X = DataSheet("MI300X", bandwidth=5.3e12, flops_16_bit=1307.4e12, flops_8_bit=2614.9e12)
 DATA_SHEETS = (A100, H100, H200, MI300X)
+FASTEST = max(DATA_SHEETS, key=lambda sheet: sheet.bandwidth)
+
+
+def sheet_of(device_name: str) -> DataSheet | None:
+    """The data sheet of a GPU by the name that its driver gives it; None for one that has none here."""
+    return next((sheet for sheet in DATA_SHEETS if sheet.name in device_name), None)
 
 
 @dataclass(frozen=True, slots=True)

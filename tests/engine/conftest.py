@@ -90,7 +90,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     def choose_setup(config: EngineConfig, chosen: choices.Choices, plan: object) -> DeviceSetup:
         recorder = None if config.enforce_eager else fake
         return DeviceSetup(
-            config, chosen, plan, memory=fake.memory, stream=fake.stream, sampler=fake, recorder=recorder
+            config,
+            chosen,
+            plan,
+            memory=fake.memory,
+            stream=fake.stream,
+            sampler=fake,
+            recorder=recorder,
+            sheet=fake.sheet,
         )
 
     monkeypatch.setattr(choices, "choose_backend", choose_fake_backend)

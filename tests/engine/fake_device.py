@@ -3,7 +3,8 @@
 Work runs at once, but what it yields is shown late: a copy to the host arrives when its event is waited for, and a copy
 from the host must find its source unchanged until then. Graphs are recorded operation by operation, with the very
 tensors they touched, and replay on these: a number that was baked in, a buffer that moved or was not filled anew, and a
-host that waits while recording show as they would on a GPU.
+host that waits while recording show as they would on a GPU. Where a step says that sequences share pages, it finds
+those of all members of a group by the first one's table.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
 from engine.step_buffers import DrawSections
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
+from kernels.roofline import DataSheet
 
 NOT_YET = -777
 
@@ -171,6 +173,8 @@ class FakeDevice:
         self.memory = FakeMemory()
         self.graphs: list[FakeGraph] = []
         self.fails_after: int | None = None  # graphs
+        self.sheet: DataSheet | None = None
+        self.shared: list[list[tuple[int, ...]]] = []  # members of each group, by launch
         self._tape: Tape | None = None
 
     def record(self, step: Callable[[], None]) -> FakeGraph:
@@ -236,12 +240,40 @@ class _Kernels:
             assert metadata.slot_mapping[metadata.query_start_loc[real] :].eq(-1).all()
             assert metadata.seq_lens.max() <= metadata.max_seq_len
             assert metadata.query_start_loc.diff().max() <= metadata.max_query_len
+            table = metadata.block_table[:real]
+            if metadata.shared_prefix is not None and real:
+                assert settings.get("window") is None
+                table = self._read_once(table.clone(), metadata, pages.key.shape[2])
             shown = replace(
                 metadata,
                 query_start_loc=metadata.query_start_loc[: real + 1],
                 seq_lens=metadata.seq_lens[:real],
-                block_table=metadata.block_table[:real],
+                block_table=table,
+                shared_prefix=None,
             )
             return self._inner.attend(query, pages, shown, **settings)
 
         return self._device.kernel(call)
+
+    def _read_once(self, table: torch.Tensor, metadata: AttentionMetadata, block_size: int) -> torch.Tensor:
+        """The table by which a member of a group finds the pages of its prefix: that of the first member."""
+        prefix = metadata.shared_prefix
+        assert prefix is not None
+        starts, lens = prefix.group_starts.tolist(), prefix.prefix_lens.tolist()
+        groups = [prefix.members[start:end].tolist() for start, end in itertools.pairwise(starts)]
+        members = [member for group in groups for member in group]
+        assert len(members) == len(set(members)) == starts[-1] == len(prefix.members)
+        assert [row for row, length in enumerate(lens) if length] == sorted(members)
+        assert prefix.largest_group == max(map(len, groups))
+        assert prefix.max_prefix_len == max(lens)
+        own = metadata.seq_lens - prefix.prefix_lens
+        is_decode = metadata.query_start_loc.diff() == 1
+        assert prefix.max_own_len == own[is_decode].max()
+        for group in groups:
+            (length,) = {lens[member] for member in group}
+            assert length % block_size == 0
+            assert own[group].min() > 0
+            assert is_decode[group].all()
+            table[group, : length // block_size] = table[group[0], : length // block_size].clone()
+        self._device.shared.append([tuple(sorted(group)) for group in groups])
+        return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -176,8 +177,8 @@ def test_a_sequence_may_fill_the_last_block_of_its_row() -> None:
 def test_null_sequences_fill_a_step_up_to_a_size() -> None:
     made = InputBatch(FULL, 4, 8, 64, torch.device("cpu"))
     filled = made.fill(batch(share("a", [5], 8, [(1,), (2,), (9,)]), share("b", [6], 3, [(4,)])), 5)
-    assert filled.shape == (5, 5, 5)
-    step = made.tensors(filled.shape, 1, 64)
+    assert filled.shape == StepShape(5, 5, 5)
+    step = made.tensors(replace(filled, max_seq_len=64))
     metadata = only(step)
     assert step.token_ids.tolist() == [5, 6, 0, 0, 0]
     assert step.positions.tolist() == [8, 3, 0, 0, 0]
@@ -193,7 +194,7 @@ def test_a_step_of_null_sequences_alone_has_all_lengths_and_no_slot() -> None:
     made = InputBatch(FULL, 4, 8, 64, torch.device("cpu"))
     filled = made.fill_null(StepShape(9, 3, 2))
     assert (filled.max_query_len, filled.max_seq_len) == (7, 64)
-    metadata = only(made.tensors(filled.shape, filled.max_query_len, filled.max_seq_len))
+    metadata = only(made.tensors(filled))
     assert metadata.query_start_loc.tolist() == [0, 7, 8, 9]
     assert metadata.seq_lens.tolist() == [0, 0, 0]
     assert metadata.slot_mapping.tolist() == [-1] * 9

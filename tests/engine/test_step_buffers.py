@@ -10,18 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.step_buffers import DrawSections, StepBuffers, StepSections, StepShape, TableChanges
+from engine.step_buffers import DrawSections, PrefixSections, StepBuffers, StepSections, StepShape, TableChanges
 from tests.engine.fake_device import FakeStream
 
-LARGEST = StepShape(40, 12, 12)
-shapes = st.builds(StepShape, st.integers(0, 40), st.integers(0, 12), st.integers(0, 12))
+LARGEST = StepShape(40, 12, 12, 6, 12)
+shapes = st.builds(
+    StepShape, st.integers(0, 40), st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(2, 12)
+)
 
 
 def parts(sections: StepSections) -> dict[str, object]:
     """Every section by name."""
-    named = {field.name: getattr(sections, field.name) for field in fields(StepSections) if field.name != "draws"}
-    if sections.draws is not None:
-        named |= {field.name: getattr(sections.draws, field.name) for field in fields(DrawSections)}
+    named = {field.name: getattr(sections, field.name) for field in fields(StepSections)}
+    for kind, part in ((DrawSections, named.pop("draws")), (PrefixSections, named.pop("prefix"))):
+        if part is not None:
+            named |= {field.name: getattr(part, field.name) for field in fields(kind)}
     return named
 
 
@@ -43,6 +46,10 @@ def test_sections_do_not_overlap_and_arrive_as_they_were_written(shape: StepShap
     assert device["slots"].shape == (3, shape.num_tokens)
     assert device["query_start_loc"].shape == (shape.num_seqs + 1,)
     assert ("seed" in device) == has_stream
+    assert ("members" in device) == (shape.num_groups > 0)
+    if shape.num_groups:
+        sizes = [len(device[name]) for name in ("members", "group_starts", "prefix_lens")]
+        assert sizes == [shape.num_members, shape.num_groups + 1, shape.num_seqs]
 
 
 def test_sections_have_the_types_that_kernels_take() -> None:
@@ -66,11 +73,13 @@ def test_a_shape_has_its_sections_at_one_place_for_ever() -> None:
 
 def test_a_copy_carries_what_the_step_fills_and_no_more() -> None:
     buffers, stream = on_device()
-    for shape in (StepShape(1, 1, 1), StepShape(8, 8, 8), LARGEST):
+    shapes = (StepShape(1, 1, 1), StepShape(8, 8, 8), StepShape(8, 8, 8, 2, 5), LARGEST)
+    for shape in shapes:
         buffers.host(shape)
         buffers.send(shape, None)
-    assert stream.uploads == [8 * buffers.size(shape) for shape in (StepShape(1, 1, 1), StepShape(8, 8, 8), LARGEST)]
+    assert stream.uploads == [8 * buffers.size(shape) for shape in shapes]
     assert stream.uploads[0] == 8 * (2 + 3 + 3) + 4 * 10
+    assert stream.uploads[2] - stream.uploads[1] == 4 * (5 + 3 + 8)  # members, starts, a length for each sequence
 
 
 def test_changes_of_tables_travel_in_the_same_copy() -> None:
