@@ -1,8 +1,9 @@
 """A whole engine over the Triton kernels, in Triton's interpreter: python -m tests.engine.interpreted_steps MODEL
 
 With a stream that is the host's own, all as on a GPU but the GPU: kernels, null sequences, sampling on the device,
-tokens fed back, steps launched ahead. Prints the tokens of each request as JSON. In a process of its own, since Triton
-asks for its interpreter when it is imported (TRITON_INTERPRET).
+tokens fed back, steps launched ahead, and a page that two requests read once together, since this device is said to
+have hardly any bandwidth. Prints the tokens of each request, and how often attention read a page for two, as JSON. In a
+process of its own, since Triton asks for its interpreter when it is imported (TRITON_INTERPRET).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from engine.device_setup import DeviceSetup
 from engine.engine import Engine
 from engine.messages import EngineReady, EngineRequest, SamplingParams
 from engine.token_sampler import KernelSampler
+from kernels.roofline import DataSheet
 from tests.engine.fake_device import FakeDevice
 
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", "threads": 1}
-REQUESTS = {
-    "greedy": ([256, *range(40, 60)], {"temperature": 0.0}),
-    "warm": ([256, 7], {"temperature": 4.0, "seed": 11}),
-    "top-k": ([256, *range(90, 108)], {"temperature": 2.0, "top_k": 20, "seed": -5}),
+REQUESTS = {  # of which the first two fill two steps, so that the third finds the page it shares
+    "greedy": ([256, *range(40, 61)], {"temperature": 0.0}),
+    "warm": ([256, *range(7, 31)], {"temperature": 4.0, "seed": 11}),
+    "top-k": ([256, *range(40, 57), 9], {"temperature": 2.0, "top_k": 20, "seed": -5}),
 }
-NUM_TOKENS = 3
+NUM_TOKENS = 4
 
 
 def submit_all(submit: Callable[[EngineRequest], None]) -> None:
@@ -58,14 +60,21 @@ class Rerun:
 
 
 def build(model: str, **settings: object) -> tuple[Engine, EngineReady]:
-    """An engine that takes this process for a GPU."""
+    """An engine that takes this process for a GPU, with hardly any bandwidth."""
     from kernels.gpu.backend import TritonBackend
 
     device = FakeDevice()
 
     def choose_setup(config: EngineConfig, chosen: choices.Choices, plan: object) -> DeviceSetup:
         return DeviceSetup(
-            config, chosen, plan, memory=device.memory, stream=device.stream, sampler=KernelSampler(), recorder=Rerun()
+            config,
+            chosen,
+            plan,
+            memory=device.memory,
+            stream=device.stream,
+            sampler=KernelSampler(),
+            recorder=Rerun(),
+            sheet=DataSheet("slow", bandwidth=1e3, flops_16_bit=1e30, flops_8_bit=1e30),
         )
 
     choices.choose_backend = lambda device, **mode: (TritonBackend(**mode), [])
@@ -75,8 +84,20 @@ def build(model: str, **settings: object) -> tuple[Engine, EngineReady]:
 
 
 def main(model: str) -> None:
-    engine, _ = build(model, async_scheduling=True)
-    print(json.dumps(run(engine)))
+    from kernels.gpu import backend, sharing_cost
+
+    attend_shared, num_shared = backend.cascade_attention, 0
+
+    def count(*args: object, **kwargs: object) -> None:
+        nonlocal num_shared
+        num_shared += args[4].max_prefix_len == 16
+        attend_shared(*args, **kwargs)
+
+    backend.cascade_attention = count
+    sharing_cost.WORTHWHILE, sharing_cost.PARTS_PER_MEMBER = 1.0, 1
+    engine, _ = build(model, async_scheduling=True, num_gpu_blocks_override=60)
+    print(json.dumps({"tokens": run(engine), "shared": num_shared}))
+
 
 
 if __name__ == "__main__":
