@@ -4,8 +4,9 @@
     0                                                                                 ^ size of the shape
 
 Where a section lies follows from the step's `StepShape` alone: a step sends no more than it fills, and a captured
-graph, which is replayed for steps of one shape, finds its sections where they were. Knows sizes and dtypes, not what
-they say.
+graph, which is replayed for steps of one shape, finds its sections where they were. All of them, and each column of
+slots, begin at multiples of 16 bytes, whatever the step: kernels are compiled anew for pointers that do not. Knows
+sizes and dtypes, not what they say.
 
 Without a stream the host's buffer is the device's, and nothing is sent. With one there are two host buffers, used in
 turn: a step is written while the copy of the one before it may still read the other. Invariants: a host buffer is
@@ -131,14 +132,14 @@ class StepBuffers:
     def size(self, shape: StepShape) -> int:
         """Where the sections of a shape end, in elements of 64 bits."""
         num_tokens, num_seqs, num_draws, num_groups, num_members = shape
-        wide = (2 + self._num_columns) * num_tokens + num_draws
-        narrow = 3 * num_seqs + 1
+        wide = [num_tokens, num_tokens, self._num_columns * _even(num_tokens), num_draws]
+        narrow = [num_seqs + 1, num_seqs, num_seqs]
         if self._stream is not None:
-            wide += 2 * num_draws
-            narrow += num_tokens + 4 * num_draws
+            wide += [num_draws] * 2
+            narrow += [num_tokens, *[num_draws] * 4]
         if num_groups:
-            narrow += num_members + num_groups + 1 + num_seqs
-        return wide + -(-narrow // 2)
+            narrow += [num_members, num_groups + 1, num_seqs]
+        return sum(map(_even, wide)) + sum(_even(-(-count // 2)) for count in narrow)
 
     def host(self, shape: StepShape) -> StepSections[Array]:
         """The sections to write for the next step; waits while an earlier copy still reads them."""
@@ -189,22 +190,23 @@ class StepBuffers:
 
     def _sections(self, shape: StepShape, wide: Any, narrow: Any, fractional: Any) -> StepSections[Any]:
         num_tokens, num_seqs, num_draws, num_groups, num_members = shape
-        end = 0
+        end = 0  # in elements of 64 bits
 
         def take(flat: Any, count: int) -> Any:
             nonlocal end
-            end += count
-            return flat[end - count : end]
+            per_element = len(flat) // len(wide)
+            start = end * per_element
+            end += _even(-(-count // per_element))
+            return flat[start : start + count]
 
         token_ids, positions = take(wide, num_tokens), take(wide, num_tokens)
-        slots = take(wide, self._num_columns * num_tokens).reshape(self._num_columns, num_tokens)
+        slots = take(wide, self._num_columns * _even(num_tokens)).reshape(self._num_columns, _even(num_tokens))
         logits_rows = take(wide, num_draws)
         seed, output_index = (None, None) if self._stream is None else (take(wide, num_draws), take(wide, num_draws))
-        end *= 2
         return StepSections(
             token_ids=token_ids,
             positions=positions,
-            slots=slots,
+            slots=slots[:, :num_tokens],
             logits_rows=logits_rows,
             query_start_loc=take(narrow, num_seqs + 1),
             seq_lens=take(narrow, num_seqs),
@@ -228,3 +230,8 @@ class StepBuffers:
                 prefix_lens=take(narrow, num_seqs),
             ),
         )
+
+
+def _even(count: int) -> int:
+    """The next number of elements of 64 bits that is a multiple of 16 bytes."""
+    return count + count % 2

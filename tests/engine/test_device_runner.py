@@ -119,7 +119,7 @@ def test_a_decode_sends_a_few_hundred_bytes_however_long_the_context(
     engine.alone("a", PROMPT * 25, 40)
     prompt, *decodes = device.stream.uploads
     assert prompt > 900 * 8 * 3
-    assert max(decodes) < 128
+    assert max(decodes) < 256
 
 
 def test_more_new_blocks_than_the_buffers_hold_go_before_the_step(

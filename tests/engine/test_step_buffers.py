@@ -52,6 +52,15 @@ def test_sections_do_not_overlap_and_arrive_as_they_were_written(shape: StepShap
         assert sizes == [shape.num_members, shape.num_groups + 1, shape.num_seqs]
 
 
+@given(shape=shapes, has_stream=st.booleans())
+def test_sections_begin_where_kernels_need_no_other_variant(shape: StepShape, has_stream: bool) -> None:
+    buffers = on_device()[0] if has_stream else StepBuffers(3)
+    buffers.host(shape)
+    sections = parts(buffers.device(shape))
+    for name, section in (sections | {f"slots {column}": sections["slots"][column] for column in range(3)}).items():
+        assert section.data_ptr() % 16 == 0, name
+
+
 def test_sections_have_the_types_that_kernels_take() -> None:
     dtypes = {name: section.dtype for name, section in parts(on_device()[0].device(LARGEST)).items()}
     wide = ("token_ids", "positions", "slots", "logits_rows", "seed", "output_index")
@@ -78,8 +87,8 @@ def test_a_copy_carries_what_the_step_fills_and_no_more() -> None:
         buffers.host(shape)
         buffers.send(shape, None)
     assert stream.uploads == [8 * buffers.size(shape) for shape in shapes]
-    assert stream.uploads[0] == 8 * (2 + 3 + 3) + 4 * 10
-    assert stream.uploads[2] - stream.uploads[1] == 4 * (5 + 3 + 8)  # members, starts, a length for each sequence
+    assert stream.uploads[0] == 16 * (2 + 3 + 3 + 8)
+    assert stream.uploads[2] - stream.uploads[1] == 4 * (8 + 4 + 8)  # members, starts, a length for each sequence
 
 
 def test_changes_of_tables_travel_in_the_same_copy() -> None:
