@@ -9,7 +9,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu_timing import Timer, copies_past_caches
 from kernels import roofline
-from kernels.attention import AttentionMetadata, KVPages
+from kernels.attention import AttentionMetadata, KVPages, SharedPrefix
 from kernels.gpu.activations import Activation, gate
 from kernels.gpu.backend import TritonBackend
 from kernels.gpu.dense_gemm import dense_gemm
@@ -34,11 +34,15 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured. ``pool_bytes`` bounds the pages of the attention cases."""
+    """What is measured. ``pool_bytes`` bounds the pages of the attention cases.
+
+    ``sharing``: how many sequences share a prefix, its tokens, and the tokens that each has after it.
+    """
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
+    sharing: tuple[int, int, int]
     num_tokens: int
     hidden: int
     vocab_size: int
@@ -98,6 +102,7 @@ def all_rows(bench: Bench) -> Iterator[Row]:
         dtypes += [torch.float8_e4m3fn] if torch.cuda.get_device_capability(bench.device) >= (8, 9) else []
     for pages_dtype in (*dtypes, torch.int8):
         yield from decode_rows(bench, pages_dtype)
+    yield from sharing_rows(bench)
     for prompt in bench.sizes.prompts:
         yield from prefill_rows(bench, prompt)
     yield from memory_rows(bench)
@@ -143,6 +148,56 @@ def decode_rows(bench: Bench, pages_dtype: torch.dtype) -> Iterator[Row]:
                 launches.append(_attend(backend, query, pages, metadata))
             target = 0.70 if batch == 1 and context <= 1024 else 0.85
             yield bench.moved("decode", name, roofline.decode(shape, [context] * batch), launches, target)
+
+
+def sharing_rows(bench: Bench) -> Iterator[Row]:
+    """Decodes with a common prefix, each over its own table and the prefix read once, and what the latter saves.
+
+    The last row holds the time that is saved against the bytes that are not read. Well above the copy bandwidth, the
+    caches had them, and ``kernels.gpu.sharing_cost`` expects too much of sharing.
+    """
+    sizes, device = bench.sizes, bench.device
+    num_q_heads, num_kv_heads = sizes.heads
+    batch, prefix_len, own_len = sizes.sharing
+    shape = AttentionShape(num_q_heads, num_kv_heads, sizes.head_dim)
+    alone = roofline.decode(shape, [prefix_len + own_len] * batch)
+    together = roofline.cascade(shape, prefix_len, [own_len] * batch)
+    common, own = prefix_len // BLOCK_SIZE, -(-own_len // BLOCK_SIZE)
+    num_pages = common + batch * own
+    copies = min(copies_past_caches(together.bytes), sizes.pool_bytes // (num_pages * BLOCK_SIZE * shape.stored_bytes))
+    name = f"batch {batch}, {prefix_len} shared, {own_len} own"
+    if copies == 0:
+        yield _left_out("cascade", name, f"needs {num_pages} pages")
+        return
+    pages = make_pages(sizes, copies * num_pages, torch.bfloat16, device)
+    lens = torch.full((batch,), prefix_len, dtype=torch.int32, device=device)
+    members = torch.arange(batch, dtype=torch.int32, device=device)
+    starts = torch.tensor([0, batch], dtype=torch.int32, device=device)
+    prefix = SharedPrefix(members, starts, lens, batch, prefix_len, own_len)
+    launches: list[list[Callable[[], object]]] = [[], []]
+    for shuffled in torch.randperm(copies * num_pages, device=device).to(torch.int32).view(copies, num_pages):
+        table = torch.cat([shuffled[:common].expand(batch, -1), shuffled[common:].view(batch, own)], dim=1)
+        metadata = _metadata([1] * batch, [prefix_len + own_len] * batch, table, device)
+        query = torch.randn(batch, num_q_heads, sizes.head_dim, device=device).to(torch.bfloat16)
+        for ours, given in zip(launches, (metadata, replace(metadata, shared_prefix=prefix)), strict=True):
+            ours.append(_attend(TritonBackend(), query, pages, given))
+    rows = [
+        bench.moved("decode", name, alone, launches[0]),
+        bench.moved("cascade", name, together, launches[1]),
+    ]
+    yield from rows
+    plain, shared = (row.microseconds or 0.0 for row in rows)
+    if plain <= shared:
+        yield _left_out("cascade, saved", name, "nothing: it takes longer")
+        return
+    rate = (alone.bytes - together.bytes) / (plain - shared) * 1e6
+    yield replace(
+        rows[1],
+        kernel="cascade, saved",
+        microseconds=plain - shared,
+        rate=rate / 1e9,
+        share=rate / bench.bandwidth,
+    )
 
 
 def prefill_rows(bench: Bench, prompt: int) -> Iterator[Row]:

@@ -81,6 +81,7 @@ def full_sizes(free_bytes: int) -> Sizes:
         batches=(1, 16, 64, 256),
         contexts=(1024, 8192, 32768),
         prompts=(2048, 8192, 32768),
+        sharing=(64, 8192, 512),
         num_tokens=8192,
         hidden=4096,
         vocab_size=262_144,

@@ -101,15 +101,15 @@ class InputBatch:
             if row is not None:
                 self._free_rows.append(row)
         requests = batch.requests
-        rows = [self._update_row(request) for request in requests]
-        counts = [len(request.token_ids) for request in requests]
+        rows = np.array([self._update_row(request) for request in requests], dtype=np.int64)
+        counts = np.array([len(request.token_ids) for request in requests], dtype=np.int64)
         computed = np.array([request.num_computed_tokens for request in requests], dtype=np.int64)
-        seq_lens = computed + np.array(counts, dtype=np.int64)
+        seq_lens = computed + counts
         plan = None if sharing is None else sharing.plan(rows, counts, seq_lens, is_recorded=num_seqs > 0)
         if plan is not None:
             num_seqs = 0
         drawing = [row for row, request in enumerate(requests) if request.samples for _ in request.sequence_ids]
-        num_tokens, num_real, num_draws = sum(counts), len(requests), len(drawing)
+        num_tokens, num_real, num_draws = int(counts.sum()), len(requests), len(drawing)
         null_seqs = max(num_seqs - num_real, 0)
         shape = StepShape(
             max(num_tokens + null_seqs, self._min_rows),
@@ -147,7 +147,7 @@ class InputBatch:
         return FilledStep(
             shape,
             host,
-            max(counts, default=1),
+            int(counts.max(initial=1)),
             int(seq_lens.max(initial=0)),
             None if plan is None else plan.bounds,
         )

@@ -10,7 +10,6 @@ the tables of the step it was made for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +43,16 @@ class PrefixPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The groups among the decodes of a step, which hold for any step of the same rows; None where there are none."""
+    """The groups among the decodes of a step, which hold for any step of the same rows; no ``reads`` without groups."""
 
     version: int
-    rows: Sequence[int]
-    counts: Sequence[int]
+    rows: Array
+    counts: Array
     members: Array
     group_starts: Array
     prefix_lens: Array
+    largest_group: int
+    max_prefix_len: int
     reads: SharedReads | None
 
 
@@ -64,35 +65,38 @@ class PrefixSharing:
         self._block_size = block_size
         self._chosen: _Chosen | None = None
 
-    def plan(
-        self, rows: Sequence[int], counts: Sequence[int], seq_lens: Array, *, is_recorded: bool
-    ) -> PrefixPlan | None:
+    def plan(self, rows: Array, counts: Array, seq_lens: Array, *, is_recorded: bool) -> PrefixPlan | None:
         """For sequences in ``rows`` of the tables that compute ``counts`` tokens; None where sharing does not pay.
 
         ``seq_lens`` count this step's tokens. ``is_recorded``: without sharing, the step replays a graph.
         """
         chosen = self._chosen
-        if chosen is None or (chosen.version, chosen.rows, chosen.counts) != (self._order.version, rows, counts):
+        if chosen is None or not self._holds(chosen, rows, counts):
             chosen = self._chosen = self._choose(rows, counts, seq_lens)
-        if chosen.reads is None or not self._cost.pays(chosen.reads, seq_lens, sum(counts), is_recorded=is_recorded):
+        if chosen.reads is None:
             return None
-        own_lens = np.where(np.equal(counts, 1), seq_lens - chosen.prefix_lens, 0)
-        bounds = PrefixBounds(
-            largest_group=int(np.diff(chosen.group_starts).max()),
-            max_prefix_len=int(chosen.prefix_lens.max()),
-            max_own_len=int(own_lens.max()),
-        )
+        if not self._cost.pays(chosen.reads, seq_lens, int(counts.sum()), is_recorded=is_recorded):
+            return None
+        own_lens = (seq_lens - chosen.prefix_lens)[counts == 1]
+        bounds = PrefixBounds(chosen.largest_group, chosen.max_prefix_len, int(own_lens.max()))
         return PrefixPlan(chosen.members, chosen.group_starts, chosen.prefix_lens, bounds)
 
-    def _choose(self, rows: Sequence[int], counts: Sequence[int], seq_lens: Array) -> _Chosen:
-        decodes = np.flatnonzero(np.equal(counts, 1))
-        order, num_shared = self._order.neighbours(np.array(rows, dtype=np.int64)[decodes])
+    def _holds(self, chosen: _Chosen, rows: Array, counts: Array) -> bool:
+        return (
+            chosen.version == self._order.version
+            and np.array_equal(chosen.rows, rows)
+            and np.array_equal(chosen.counts, counts)
+        )
+
+    def _choose(self, rows: Array, counts: Array, seq_lens: Array) -> _Chosen:
+        decodes = np.flatnonzero(counts == 1)
+        order, num_shared = self._order.neighbours(rows[decodes])
         decodes = decodes[order]
         full_pages = (seq_lens[decodes] - 1) // self._block_size
         num_shared = np.minimum(num_shared, np.minimum(full_pages[1:], full_pages[:-1]))
         groups = choose_groups(num_shared, self._cost.least_gain / self._block_size)
         members = decodes[groups.members]
-        prefix_lens = np.zeros(len(rows), dtype=np.int32)
+        prefix_lens = np.zeros(len(rows), dtype=np.int64)
         prefix_lens[members] = np.repeat(groups.num_pages * self._block_size, groups.sizes)
         reads = SharedReads(groups.saved_pages * self._block_size, len(members)) if len(members) else None
         return _Chosen(
@@ -100,7 +104,9 @@ class PrefixSharing:
             rows=rows,
             counts=counts,
             members=members,
-            group_starts=np.cumsum([0, *groups.sizes]),
+            group_starts=np.append(0, np.cumsum(groups.sizes)),
             prefix_lens=prefix_lens,
+            largest_group=int(groups.sizes.max(initial=0)),
+            max_prefix_len=int(prefix_lens.max(initial=0)),
             reads=reads,
         )

@@ -3,7 +3,7 @@
 After "Hydragen" (Juravsky et al., 2024) and FlashInfer's cascades (Ye et al., 2024). The rows of all sequences of a
 group are packed into one tile and attend over the pages they share, split as decode splits; ``kernels.gpu.decode``
 attends over each sequence's own positions; ``kernels.gpu.reduce`` merges both by log-sum-exp. Which sequences form
-groups is planned on the host, by ``kernels.gpu.shared_prefix``.
+groups is decided on the host: see ``kernels.gpu.shared_prefix``.
 
 Contract
     query               [num_tokens, num_q_heads, head_dim]; the row of sequence s is ``query_start_loc[s]``

@@ -57,11 +57,12 @@ def choose_groups(num_shared: Array, least_gain: float = 0.0) -> PrefixGroups:
 
     Groups that save no more than ``least_gain`` reads of pages for each of their members are left out.
     """
-    num_shared = np.where(num_shared > least_gain, num_shared, 0)
+    padded = np.zeros(len(num_shared) + 2, dtype=np.int64)
+    padded[1:-1] = np.where(num_shared > least_gain, num_shared, 0)
     chosen: list[_Group] = []
     open_prefixes: list[tuple[int, int]] = []  # first place and pages, each with more pages than the one before
-    steps = np.flatnonzero(np.diff(num_shared, prepend=0, append=0))
-    for place, num_pages in zip(steps.tolist(), np.append(num_shared, 0)[steps].tolist(), strict=True):
+    steps = np.flatnonzero(padded[1:] != padded[:-1])
+    for place, num_pages in zip(steps.tolist(), padded[steps + 1].tolist(), strict=True):
         start = place
         while open_prefixes and open_prefixes[-1][1] > num_pages:
             start, ending = open_prefixes.pop()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu_cases import Bench, Row, Sizes, all_rows, decode_rows
+from benchmarks.gpu_cases import Bench, Row, Sizes, all_rows, decode_rows, sharing_rows
 from benchmarks.gpu_model import ModelReport
 from benchmarks.gpu_timing import MOST_COPIES, PAST_CACHES, copies_past_caches
 
@@ -20,6 +20,7 @@ SIZES = Sizes(
     batches=(1, 2),
     contexts=(20, 40),
     prompts=(24,),
+    sharing=(3, 32, 5),
     num_tokens=20,
     hidden=128,
     vocab_size=300,
@@ -48,6 +49,8 @@ def rows() -> list[Row]:
 def test_every_kernel_has_its_rows(rows: list[Row]) -> None:
     kernels = [row.kernel for row in rows]
     assert {name: kernels.count(name) for name in kernels if name != "decode"} == {
+        "cascade": 1,
+        "cascade, saved": 1,
         "prefill": 2,
         "torch SDPA": 1,
         "store_kv": 2,
@@ -60,7 +63,7 @@ def test_every_kernel_has_its_rows(rows: list[Row]) -> None:
         "dense_gemm": 6,
         "grouped_gemm": 1,
     }
-    assert kernels.count("decode") in (8, 12)  # four for each kind of pages that the device has
+    assert kernels.count("decode") in (9, 13)  # four for each kind of pages that the device has, and one that shares
 
 
 def test_rates_are_costs_over_time_and_shares_of_what_was_measured(rows: list[Row]) -> None:
@@ -75,6 +78,23 @@ def test_rates_are_costs_over_time_and_shares_of_what_was_measured(rows: list[Ro
         ("torch SDPA", 1.0, 0.75),
         ("bf16 product", pytest.approx(4 * 4 * 64 * 300 / 1e-3 / 1e12), None),
     ]
+
+
+def test_sharing_is_measured_beside_plain_decode_over_the_same_pages(device: torch.device) -> None:
+    times = iter((3e-3, 1e-3, 1e-3, 1e-3))
+
+    def clock(launches: Sequence[Callable[[], object]]) -> float:
+        launches[0]()
+        return next(times)
+
+    bench = Bench(clock, device, SIZES, 1e9, 1e12)
+    plain, shared, saved = sharing_rows(bench)
+    rows, stored = 3 * 2 * 4 * 64 * 2, 2 * 2 * 64 * 2
+    assert (plain.kernel, plain.setting) == ("decode", "batch 3, 32 shared, 5 own")
+    assert plain.rate == pytest.approx((rows + 3 * 37 * stored) / 3e6)
+    assert (shared.kernel, shared.rate) == ("cascade", pytest.approx((rows + (32 + 15) * stored) / 1e6))
+    assert (saved.microseconds, saved.rate) == (pytest.approx(2000), pytest.approx(64 * stored / 2e6))
+    assert list(sharing_rows(bench))[-1].note == "nothing: it takes longer"
 
 
 def test_a_short_context_of_one_sequence_has_the_lower_target(rows: list[Row]) -> None:

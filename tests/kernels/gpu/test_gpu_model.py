@@ -87,6 +87,7 @@ SIZES = Sizes(
     batches=(1,),
     contexts=(20,),
     prompts=(24,),
+    sharing=(3, 32, 5),
     num_tokens=20,
     hidden=128,
     vocab_size=300,
