@@ -99,6 +99,5 @@ def main(model: str) -> None:
     print(json.dumps({"tokens": run(engine), "shared": num_shared}))
 
 
-
 if __name__ == "__main__":
     main(sys.argv[1])

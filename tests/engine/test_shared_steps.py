@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import device_setup
 from kernels.gpu import sharing_cost
 from kernels.roofline import H100, DataSheet
 from tests.engine.fake_device import FakeDevice
@@ -137,3 +138,16 @@ def test_nobody_shares_without_a_data_sheet_for_little_in_deterministic_mode_and
     engine.run()
     assert device.shared == []
     assert device.num_replays == (21 if "max_num_seqs" in settings else 9)
+
+
+def test_the_largest_step_has_room_for_a_plan_of_all(
+    rig: Callable, device: FakeDevice, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_setup, "CHANGES_PER_STEP", 0)
+    engine = rig(tiny_llama_dir, **{**SETTINGS, "max_num_seqs": 4, "max_num_batched_tokens": 4})
+    for number, prefix in enumerate((SYSTEM, OTHER)):
+        engine.alone(f"cached {number}", [*prefix, 90], 1)
+    for number in range(4):
+        engine.submit(f"r{number}", [*(SYSTEM, OTHER)[number % 2], 91 + number], 9)
+    engine.run()
+    assert sorted(device.shared[-1]) == [(0, 2), (1, 3)]
