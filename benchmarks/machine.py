@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PROC = Path("/proc")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,15 @@ def memory_mib(pid: int) -> float | None:
     """Proportional set size of a process tree: what it takes, with pages shared among it counted once."""
     sizes = [size for member in process_tree(pid) if (size := _pss_kib(member)) is not None]
     return sum(sizes) / 1024 if sizes else None
+
+
+def cache_bytes() -> int:
+    """Size of the largest cache that the first core reads through; 0 where Linux does not say."""
+    sizes = [0]
+    for path in CACHES.glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]])
+    return max(sizes)
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -1,13 +1,13 @@
 """What forms of weights and dtypes of KV pages cost in quality: perplexity of one text, and agreement with floats.
 
     python -m benchmarks.perplexity
-    python -m benchmarks.perplexity --quantization none,auto,int8 --kv-cache-dtype float32
+    python -m benchmarks.perplexity --quantization none,auto,int8,int4 --max-tokens 4096 --write docs/quality.md
     python -m benchmarks.perplexity path/to/model --kv-cache-dtype float32,int8 --text FILE --max-tokens 20000
 
-Only the pages differ, or the form that weights are kept in; all else is the same (float32 unless --dtype says
-otherwise). The text is cut into windows of --context tokens, each behind a BOS of its own, and every token is predicted
-from those before it in its window, through the path that serves: prefill in chunks over KV pages, with pages behind
-sliding windows given back. All run side by side, so that each next-token distribution is compared with the first's.
+Every form of weights is read over pages of every dtype; all else is the same (float32 unless --dtype says otherwise).
+The text is cut into windows of --context tokens, each behind a BOS of its own, and every token is predicted from those
+before it in its window, through the path that serves: prefill in chunks over KV pages, with pages behind sliding
+windows given back. All run side by side, so that each next-token distribution is compared with the first's.
 
 Without --text it is the language reference that comes with Python (``pydoc_data.topics``), English prose and code.
 """
@@ -15,6 +15,7 @@ Without --text it is the language reference that comes with Python (``pydoc_data
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.machine import Conditions
+from benchmarks.section import write_section
 from block_manager.groups import plan_groups
 from block_manager.hashing import BlockHashes
 from block_manager.kv_cache import KVCache
@@ -44,6 +46,7 @@ from server.text_parts import load_text_parts
 BLOCK_SIZE = 16
 CHUNK = 64  # tokens a step: bounds the logits of all dtypes, which are kept at once
 SEQUENCE = "text"
+SECTION = "quality"
 
 
 class PagedReader:
@@ -143,16 +146,27 @@ def score(readers: Sequence[PagedReader], token_ids: list[int], bos: int | None,
     return scores
 
 
-def table(names: Sequence[str], readers: Sequence[PagedReader], scores: Sequence[Score]) -> str:
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One row: a form of weights, as it came out, and a dtype of pages."""
+
+    weights: str
+    weight_bytes: int
+    pages: str
+    bytes_per_token: int
+
+
+def table(variants: Sequence[Variant], scores: Sequence[Score]) -> str:
     """Markdown; the first row is what the others are compared with."""
     lines = [
-        f"| pages | bytes a token | perplexity | against {names[0]} | KL, nats | same top token |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| weights | MB | pages | bytes a token | perplexity | against the first | KL, nats | same top token |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
     ]
-    for name, reader, one in zip(names, readers, scores, strict=True):
+    for variant, one in zip(variants, scores, strict=True):
         change = one.perplexity / scores[0].perplexity - 1
         lines.append(
-            f"| {name} | {reader.bytes_per_token:,} | {one.perplexity:.4f} | {change:+.3%} | "
+            f"| {variant.weights} | {variant.weight_bytes / 1e6:,.0f} | {variant.pages} | "
+            f"{variant.bytes_per_token:,} | {one.perplexity:.4f} | {change:+.3%} | "
             f"{one.divergence / one.tokens:.2e} | {one.agreements / one.tokens:.2%} |"
         )
     return "\n".join(lines)
@@ -177,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to score")
     parser.add_argument("--max-tokens", type=int, default=8192, metavar="N", help="tokens to score at most")
     parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens in a window")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
     parsed = parser.parse_args(arguments)
     device = torch.device(parsed.device)
     try:
@@ -209,17 +224,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         parser.error(str(error))
     readers = [PagedReader(models[form], dtype, parsed.context, device) for form in forms for _, dtype in chosen]
-    names = [name if len(forms) == 1 else f"weights {form}, pages {name}" for form in forms for name, _ in chosen]
+    rows = itertools.product(forms, (name for name, _ in chosen))
+    variants = [
+        Variant(form, models[form].weight_bytes(), name, reader.bytes_per_token)
+        for (form, name), reader in zip(rows, readers, strict=True)
+    ]
     bos = tokenizer.bos_token_id if tokenizer.adds_bos else None
     scores = score(readers, token_ids, bos, parsed.context)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     source = f"pydoc_data.topics of Python {python}" if parsed.text is None else parsed.text.name
-    print(table(names, readers, scores))
-    print("\nWeights: " + ", ".join(f"{form} {model.weight_bytes() / 1e6:,.0f} MB" for form, model in models.items()))
-    print(
-        f"\n{scores[0].tokens:,} tokens of {source} in windows of {parsed.context:,}; {checkpoint.name}, computed in "
+    conditions = (
+        f"{scores[0].tokens:,} tokens of {source} in windows of {parsed.context:,}; {checkpoint.name}, computed in "
         f"{parsed.dtype} by {backend.name}; {Conditions.now()}"
     )
+    report = f"{conditions}\n\n{table(variants, scores)}"
+    print(report)
+    if parsed.write:
+        write_section(parsed.write, SECTION, report)
     return 0
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks import perplexity
-from benchmarks.perplexity import CHUNK, PagedReader, Score, dtype_of, score, table
+from benchmarks.perplexity import CHUNK, PagedReader, Score, Variant, dtype_of, score, table
 from kernels.attention import PagedLayer
 
 VOCAB = 50
@@ -78,12 +79,29 @@ def test_each_reader_has_pages_of_its_own_dtype_and_all_are_compared_with_the_fi
     assert other.agreements == exact.tokens
 
 
-def test_the_table_says_what_each_dtype_takes_and_costs() -> None:
-    readers = [SimpleNamespace(bytes_per_token=size) for size in (36_864, 9_360)]
+def test_the_table_says_what_each_form_and_dtype_takes_and_costs() -> None:
+    variants = [Variant("none", 1_743_000_000, "float32", 36_864), Variant("int8", 285_000_000, "int8", 9_360)]
     scores = [Score(200.0, 0.0, 100, 100), Score(201.0, 2.5, 99, 100)]
-    *_, first, second = table(["float32", "int8"], readers, scores).splitlines()
-    assert first == "| float32 | 36,864 | 7.3891 | +0.000% | 0.00e+00 | 100.00% |"
-    assert second == "| int8 | 9,360 | 7.4633 | +1.005% | 2.50e-02 | 99.00% |"
+    *_, first, second = table(variants, scores).splitlines()
+    assert first == "| none | 1,743 | float32 | 36,864 | 7.3891 | +0.000% | 0.00e+00 | 100.00% |"
+    assert second == "| int8 | 285 | int8 | 9,360 | 7.4633 | +1.005% | 2.50e-02 | 99.00% |"
+
+
+def test_one_command_reads_every_form_over_every_dtype_and_writes_it_down(
+    tiny_gemma3_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, page = tmp_path / "text.txt", tmp_path / "page.md"
+    text.write_text("in the beginning there was a page, and the page was free " * 3)
+    page.write_text("# Quality\n<!-- quality: begin --><!-- quality: end -->")
+    forms = ["--quantization", "none,int8", "--kv-cache-dtype", "float32,fp8"]
+    shape = ["--text", str(text), "--context", "64", "--max-tokens", "90", "--write", str(page)]
+    assert perplexity.main([str(tiny_gemma3_dir), *forms, *shape]) == 0
+    assert capsys.readouterr().out.strip() in page.read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines() if "%" in line]
+    pairs = [(row[0], row[2]) for row in rows]
+    assert pairs == [("none", "float32"), ("none", "fp8_e4m3"), ("int8", "float32"), ("int8", "fp8_e4m3")]
+    assert rows[0][5:] == ["+0.000%", "0.00e+00", "100.00%"]
+    assert all(float(row[6]) > 0 for row in rows[1:])
 
 
 def test_dtypes_have_the_names_of_the_flag() -> None:
