@@ -104,7 +104,7 @@ def table(results: Sequence[dict[str, Any]], labels: Sequence[str]) -> str:
 def measure_rounds(
     servers: Sequence[Server], workloads: str, rounds: int, ready_timeout: float, save: Path | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """All rounds of all servers; the results, and why servers dropped out."""
+    """All rounds of all servers; the results, and why servers dropped out. An interrupt ends the rounds."""
     results: list[dict[str, Any]] = []
     broken: dict[str, str] = {}
     for number in range(rounds):
@@ -113,6 +113,8 @@ def measure_rounds(
                 continue
             try:
                 measured = measure(server, workloads, number * ROUND_SEEDS, ready_timeout)
+            except KeyboardInterrupt:
+                return results, [*broken.values(), f"{server.label}: interrupted in round {number + 1}"]
             except (serve.MeasurementError, ServerStartError, OSError, ValueError) as error:
                 broken[server.label] = f"{server.label}: {error}"
                 print(broken[server.label], file=sys.stderr, flush=True)

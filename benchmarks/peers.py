@@ -70,8 +70,8 @@ class Peers:
                 raise ValueError(f"no form {form} of octavo; there are {', '.join(OCTAVO_FORMS)}")
             label, flags = OCTAVO_FORMS[form]
             program = Path(sys.executable).with_name("octavo")
-            words = [str(program), "serve", *([self.model] if self.model else []), *flags.split()]
-            yield label, shlex.join(words)
+            words = [str(program), "serve", *([self.model] if self.model else []), "--threads", _threads()]
+            yield label, shlex.join([*words, *flags.split()])
 
     def _llama_cpp(self) -> Iterator[tuple[str, str]]:
         if self.llama_cpp is None:

@@ -107,3 +107,20 @@ def test_a_server_that_breaks_is_left_out_and_the_others_are_written_down(
     assert "| W1 | c | 10.0 (10.0 to 10.0) |" in written
     assert "Not measured to the end: b: it ended with status 1:\n" in written
     assert "its log" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_rounds_that_were_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = [result("a", 10.0), result("a", 12.0)]
+
+    def measured(*_: object) -> list[dict[str, Any]]:
+        if not left:
+            raise KeyboardInterrupt
+        return [left.pop()]
+
+    monkeypatch.setattr(compare, "measure", measured)
+    assert main(["--server", "a", "http://x", "run", "--rounds", "9"]) == 2
+    text = capsys.readouterr().out
+    assert "| W1 | a | 11.0 (10.0 to 12.0) |" in text
+    assert "Not measured to the end: a: interrupted in round 3" in text

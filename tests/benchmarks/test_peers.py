@@ -45,6 +45,15 @@ def test_a_file_that_is_not_there_is_a_server_less(machine: Path) -> None:
     assert [server.label for server in peers.servers()] == ["llama.cpp q8_0", "llama.cpp bf16"]
 
 
+def test_all_servers_have_as_many_threads(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    peers = Peers(octavo=["bits", "bf16"], model="m.gguf", files=machine / "files", llama_cpp=machine / "llama")
+    own, bf16, llama = [shlex.split(server.command) for server in peers.servers()]
+    assert own[1:5] == ["serve", "m.gguf", "--threads", "5"]
+    assert bf16[5:9] == ["--quantization", "none", "--dtype", "bfloat16"]
+    assert [llama[llama.index(flag) + 1] for flag in ("-t", "-tb")] == ["5", "5"]
+
+
 def test_pythons_of_peers_do_not_see_this_repository(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     peers = Peers(files=machine / "files", vllm=machine / "vllm", openvino=machine / "ov", vllm_eager=True)
