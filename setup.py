@@ -15,9 +15,19 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = "kernels/cpu"
-PLAIN = ("attention.cpp", "product.cpp", "rows.cpp", "weight_layout.cpp")
-PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp")
-HEADERS = ("dispatch.h", "paged_attention.h", "quantised_matrix.h", "rows.h", "simd.h", "tile.h", "weight_layout.h")
+PLAIN = ("attention.cpp", "product.cpp", "rows.cpp", "sampling.cpp", "weight_layout.cpp")
+PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
+HEADERS = (
+    "dispatch.h",
+    "paged_attention.h",
+    "quantised_matrix.h",
+    "ranking.h",
+    "rows.h",
+    "sampling.h",
+    "simd.h",
+    "tile.h",
+    "weight_layout.h",
+)
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall"]
 VARIANTS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -37,7 +47,7 @@ class BuildNativeLibrary(build_ext):
         target = self.get_ext_fullpath(ext.name)
         objects = [made for source in PLAIN for made in self._compile(source, "dispatch", [])]
         for variant, flags in VARIANTS.items():
-            tables = {"KERNELS": "kernels", "PRODUCTS": "products", "ROWS": "rows"}
+            tables = {"KERNELS": "kernels", "PRODUCTS": "products", "ROWS": "rows", "SAMPLING": "sampling"}
             names = [f"-DOCTAVO_{macro}={table}_{variant}" for macro, table in tables.items()]
             objects += [made for source in PER_VARIANT for made in self._compile(source, variant, [*names, *flags])]
         # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.

@@ -27,7 +27,7 @@ class Runner:
     ) -> None:
         self._model = PagedModel(model, kv_cache, host_cache)
         self._inputs = inputs
-        self._sampler = Sampler()
+        self._sampler = Sampler.best()
         self._newest: dict[str, int] = {}  # the tokens that the step before this one drew
 
     def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> FinishedStep:

@@ -2,7 +2,11 @@
 
 Rows never touch each other: each is filtered and drawn alone, so a request's tokens do not depend on its neighbours.
 The generator is counter-based: the draw of output token i is a function of (seed, i) alone, so that preemption,
-batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p.
+batching and chunking cannot shift it. Filters apply in the order temperature, top-k, top-p, min-p; a row with a filter
+draws over tokens from likely to unlikely, equals by id, one without draws over ids. NaN counts as -inf, and a row of
+nothing else as one of equal logits.
+
+One rule, computed twice: by the native library (``kernels.cpu.sampling``), and by torch where it is missing.
 """
 
 from __future__ import annotations
@@ -13,22 +17,38 @@ from collections.abc import Sequence
 import torch
 
 from engine.messages import SamplingParams
+from kernels.cpu.library import LibraryError, NativeLibrary
+from kernels.cpu.sampling import RowSampling, sample
 
 _FIRST_LOOK = 512  # candidates sorted at first
 _WIDER = 16  # how many times more are sorted when those do not suffice
+_LEAST = -707.0  # logarithm of the smallest weight that counts: float64 has smaller ones, but not in full precision
 
 
 class Sampler:
-    """Stateless: everything a draw needs is in its arguments."""
+    """Stateless but for its library: everything a draw needs is in its arguments."""
+
+    def __init__(self, library: NativeLibrary | None = None) -> None:
+        """Without a ``library`` torch computes all."""
+        self._library = library
+
+    @classmethod
+    def best(cls) -> Sampler:
+        """With the native library, if it is there."""
+        try:
+            return cls(NativeLibrary())
+        except LibraryError:
+            return cls(None)
 
     def sample(self, logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int]:
         """Choose a token id per row of float32 ``logits`` [num_rows, vocab]; ``draws[i]`` in [0, 1) decides row i."""
-        if all(one.temperature == 0.0 for one in params):
-            return [int(token) for token in logits.argmax(dim=-1).tolist()]
-        return [
-            int(row.argmax()) if one.temperature == 0.0 else _sample_row(row, one, draw)
-            for row, one, draw in zip(logits.cpu(), params, draws, strict=True)
+        rows = [
+            RowSampling(one.temperature, one.top_k, one.top_p, one.min_p, draw)
+            for one, draw in zip(params, draws, strict=True)
         ]
+        if self._library is not None:
+            return sample(self._library, logits, rows)
+        return [_sample_row(row, one) for row, one in zip(logits, rows, strict=True)]
 
 
 def log_probability(logits: torch.Tensor, token_id: int) -> float:
@@ -58,22 +78,27 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _sample_row(logits: torch.Tensor, params: SamplingParams, draw: float) -> int:
+def _sample_row(logits: torch.Tensor, row: RowSampling) -> int:
+    logits = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    largest = logits.max()
+    if row.temperature == 0.0:
+        return int(logits.argmax())
     # divided after subtracting the maximum, so that a tiny temperature underflows to greedy instead of overflowing
-    scaled = (logits - logits.max()).double().div_(params.temperature)
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _inverse_cdf(scaled.exp_(), draw)
-    kept, token_ids = _kept_candidates(scaled, params)
-    return int(token_ids[_inverse_cdf(kept, draw)])
+    scaled = torch.where(logits == largest, 0.0, logits - largest).double().div_(row.temperature)
+    scaled[scaled < _LEAST] = -math.inf
+    if row.top_k == 0 and row.top_p == 1.0 and row.min_p == 0.0:
+        return _inverse_cdf(scaled.exp_(), row.draw)
+    kept, token_ids = _kept_candidates(scaled, row)
+    return int(token_ids[_inverse_cdf(kept, row.draw)])
 
 
-def _kept_candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+def _kept_candidates(scaled: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of the tokens that pass the filters, most likely first, and their ids.
 
     Sorting 262,144 logits costs more than all layers of a small model, so without a top-k a few candidates are sorted
     first, and more only while those do not hold the mass that was asked for.
     """
-    limit = min(params.top_k or scaled.numel(), scaled.numel())
+    limit = min(row.top_k or scaled.numel(), scaled.numel())
     whole_vocabulary = limit == scaled.numel()
     look = min(limit, _FIRST_LOOK) if whole_vocabulary else limit
     total = float(scaled.exp().sum()) if whole_vocabulary else math.nan
@@ -81,23 +106,27 @@ def _kept_candidates(scaled: torch.Tensor, params: SamplingParams) -> tuple[torc
         ordered, token_ids = _largest(scaled, look)
         weights = ordered.exp()
         keep = look
-        if params.top_p < 1.0:
-            wanted = params.top_p * (total if whole_vocabulary else float(weights.sum()))
+        if row.top_p < 1.0:
+            wanted = row.top_p * (total if whole_vocabulary else float(weights.sum()))
             keep = min(keep, int(torch.searchsorted(weights.cumsum(0), wanted)) + 1)
-        if params.min_p > 0.0:
-            keep = min(keep, max(1, int((weights >= params.min_p).sum())))  # none reaches it only where all is NaN
+        if row.min_p > 0.0:
+            keep = min(keep, int((weights >= row.min_p).sum()))
         if keep < look or look == limit:
             return weights[:keep], token_ids[:keep]
         look = min(limit, look * _WIDER)
 
 
 def _largest(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    if count == scaled.numel():
-        return torch.sort(scaled, descending=True, stable=True)
-    return torch.topk(scaled, count)
+    """The ``count`` largest in order, the first of equals first, and where they are."""
+    near = torch.arange(scaled.numel())
+    if count < scaled.numel():
+        near = (scaled >= torch.topk(scaled, count).values[-1]).nonzero().flatten()
+    ordered, places = torch.sort(scaled[near], descending=True, stable=True)
+    return ordered[:count], near[places[:count]]
 
 
 def _inverse_cdf(weights: torch.Tensor, draw: float) -> int:
     cumulative = weights.cumsum(0)
     index = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
-    return min(index, weights.numel() - 1)  # NaN has no place among the sums: any token will do, but no error
+    # the product may round up to the sum, which no token exceeds
+    return index if index < weights.numel() else int(weights.nonzero()[-1])

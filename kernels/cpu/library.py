@@ -117,6 +117,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "octavo_pack_float_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
     "octavo_product": [_INT, _INT, _POINTER],
     "octavo_product_argmax": [_INT, _INT, _POINTER, _POINTER],
+    "octavo_sample": [_INT, _INT, _POINTER],
     "octavo_unpack_rows": [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
 }
 
@@ -145,6 +146,8 @@ class NativeLibrary:
             function.restype = ctypes.c_int
         self.handle = handle
         for name, arguments in _FUNCTIONS.items():
+            if not hasattr(handle, name):
+                raise LibraryError(f"{path.name} was built from other sources than these: reinstall octavo")
             function = getattr(handle, name)
             function.argtypes = arguments
             function.restype = ctypes.c_int64 if name == "octavo_packed_bytes" else ctypes.c_int

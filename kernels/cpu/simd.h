@@ -48,6 +48,9 @@ typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
 typedef int8_t vbyte __attribute__((vector_size(kLanes)));
 typedef float vfloat4 __attribute__((vector_size(16)));
+typedef float vfloat_half __attribute__((vector_size(kLanes * 2)));  // as many as there are lanes of vdouble
+typedef double vdouble __attribute__((vector_size(kLanes * 4)));
+typedef int64_t vlong __attribute__((vector_size(kLanes * 4)));
 
 inline vfloat broadcast(float x) { return x - vfloat{}; }
 inline vint as_int(vfloat x) { return reinterpret_cast<vint>(x); }
@@ -64,6 +67,18 @@ inline vfloat fma(vfloat a, vfloat b, vfloat c) {
   return reinterpret_cast<vfloat>(_mm256_fmadd_ps(a, b, c));
 #elif defined(__aarch64__)
   return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline vdouble fma(vdouble a, vdouble b, vdouble c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vdouble>(_mm512_fmadd_pd(a, b, c));
+#elif defined(__AVX2__)
+  return reinterpret_cast<vdouble>(_mm256_fmadd_pd(a, b, c));
+#elif defined(__aarch64__)
+  return reinterpret_cast<vdouble>(vfmaq_f64(c, a, b));
 #else
   return a * b + c;
 #endif
@@ -249,6 +264,19 @@ inline vfloat4 sum_lanes(vfloat a, vfloat b, vfloat c, vfloat d) {
 
 inline float sum_lanes(vfloat x) { return sum_lanes(x, x, x, x)[0]; }
 
+// Bit i is set where lane i of a comparison holds.
+inline uint32_t mask_of(vint comparison) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(comparison));
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(comparison));
+#else
+  uint32_t mask = 0;
+  for (int i = 0; i < kLanes; ++i) mask |= (comparison[i] & 1u) << i;
+  return mask;
+#endif
+}
+
 inline float max_lanes(vfloat x) {
   float best = x[0];
   for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
@@ -275,6 +303,27 @@ inline vfloat exp(vfloat x) {
 }
 
 inline float exp(float x) { return exp(broadcast(x))[0]; }
+
+// 2^-(distance * sharpness) to about 1e-15 relative; exactly 1 at distance 0, exactly 0 from 2^-1021 on and for NaN.
+// With the product of distance and sharpness unrounded where multiplications and additions are fused.
+inline vdouble power_of_half(vdouble distance, vdouble sharpness) {
+  const vdouble magic = 0x1.8p52 - vdouble{};  // adding it rounds to an integer in the low mantissa bits
+  const vdouble shifted = fma(distance, -sharpness, magic);
+  const vdouble f = fma(distance, -sharpness, magic - shifted);  // -0.5 .. 0.5
+  vdouble y = 0x1.e5e9f548e5725p-28 - vdouble{};
+  y = fma(y, f, 0x1.b6571de2f2351p-24 - vdouble{});
+  y = fma(y, f, 0x1.62bfe46117445p-20 - vdouble{});
+  y = fma(y, f, 0x1.ffcb76789860fp-17 - vdouble{});
+  y = fma(y, f, 0x1.4309130378460p-13 - vdouble{});
+  y = fma(y, f, 0x1.5d87fe908f88ap-10 - vdouble{});
+  y = fma(y, f, 0x1.3b2ab6fba385fp-7 - vdouble{});
+  y = fma(y, f, 0x1.c6b08d7044119p-5 - vdouble{});
+  y = fma(y, f, 0x1.ebfbdff82c590p-3 - vdouble{});
+  y = fma(y, f, 0x1.62e42fefa39f7p-1 - vdouble{});
+  y = fma(y, f, 1.0 - vdouble{});
+  const vlong scaled = reinterpret_cast<vlong>(y) + (reinterpret_cast<vlong>(shifted) << 52);
+  return distance * sharpness < 1021.0 ? reinterpret_cast<vdouble>(scaled) : vdouble{};
+}
 
 // tanh to about 1e-7 relative: the Taylor-like odd polynomial of Cephes near 0, 1 - 2 / (e^2x + 1) beyond.
 inline vfloat tanh(vfloat x) {

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 
 from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
+from kernels.cpu.library import LibraryError, NativeLibrary
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of this holds for both."""
+    if request.param == "native":
+        try:
+            library = NativeLibrary()
+        except LibraryError as error:
+            pytest.skip(str(error))
+        monkeypatch.setattr(sys.modules[__name__], "Sampler", partial(Sampler, library))
+
 
 ALMOST_ONE = 1.0 - 2.0**-53
 HALVES = [0.125, 0.5, 0.125, 0.25]  # most likely first: tokens 1, 3, then 0 and 2

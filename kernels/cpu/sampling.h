@@ -1,0 +1,39 @@
+// Sampling a token from a row of logits: what the C interface (sampling.cpp) and the per-ISA kernels
+// (sampling_kernel.cpp) agree on.
+//
+// The distance of a token is how far its logit is below the row's largest, in float32; its weight is
+// 2^-(distance * sharpness), in float64, with sharpness = log2(e) / temperature. NaN is no token: it has no weight and
+// is at no distance.
+//
+// A vocabulary is cut into slices of kSliceTokens, and a slice into as many parts as it has peaks: the largest logits of
+// kPeakTokens tokens each. Weights are summed slice by slice, in an order that only the instruction set decides.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+constexpr int64_t kSliceTokens = 4096;
+constexpr int64_t kPeakTokens = 32;
+constexpr int64_t kSlicePeaks = kSliceTokens / kPeakTokens;
+constexpr int64_t kCollectSlack = 16;  // elements that `collect` may write behind the last it found
+
+struct SamplingTable {
+  // Of a slice of `count` logits: its kSlicePeaks peaks, -infinity where there is none, and, returned, the largest.
+  float (*find_peaks)(const float* logits, int64_t count, float* peaks);
+  // The weight of a slice whose peaks are known, in a row whose largest logit is `peak`, which is not -infinity.
+  double (*sum_weights)(const float* logits, int64_t count, const float* peaks, float peak, double sharpness);
+  // Distances up to `limit` of a slice, and the ids of their tokens, by id; returns how many.
+  int64_t (*collect)(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float limit,
+                     float* distances, int32_t* ids);
+  void (*weigh)(const float* distances, int64_t count, double sharpness, double* weights);
+};
+
+extern const SamplingTable sampling_portable;
+#ifdef OCTAVO_X86
+extern const SamplingTable sampling_avx2;
+extern const SamplingTable sampling_avx512;
+extern const SamplingTable sampling_avx512_bf16;
+#endif
+
+}  // namespace octavo
