@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = {result["label"] for result in results}
     labels = [server.label for server in servers if server.label in measured]
     if labels:
-        text = f"{conditions}; medians of {arguments.rounds} rounds\n\n{table(results, labels)}"
+        text = f"{conditions}; rounds: {arguments.rounds}\n\n{table(results, labels)}"
         text += "".join(f"\n\nNot measured to the end: {reason.splitlines()[0]}" for reason in broken)
         print(text)
         if arguments.write:

@@ -18,11 +18,13 @@ import torch
 
 from benchmarks.step_costs import StepShape, step_costs
 from benchmarks.step_recorder import Part, StepRecorder
-from engine.channel import frame
+from engine.channel import LENGTH, decode_from_engine, frame
 from engine.config import EngineConfig, resolve_checkpoint
 from engine.messages import EngineRequest, SamplingParams, StepOutput
 from engine.startup import StageTimes, build_engine
 from kernels.roofline import Cost
+from server.text.detokenizer import Detokenizer
+from server.text_parts import load_text_parts
 
 WARM_UP_STEPS = 5
 SPARE_TOKENS = 256  # what streams draw before the last of them has begun
@@ -49,20 +51,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Medians of one load's steps, in seconds: by part, in all, and in all without the recorder; the least to do."""
+    """Medians of one load's steps, in seconds: by part, in all, and in all without the recorder; the least to do.
+
+    ``text_seconds`` is what the API process does with a step's message, at the same time as the next step: read it, and
+    turn its tokens into text.
+    """
 
     load: Load
     parts: Mapping[Part, float]
     seconds: float
     unwatched_seconds: float
+    text_seconds: float
     costs: Mapping[Part, Cost]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Seconds of each step that counted, and how long the sequences were in the middle one."""
+    """Seconds of each step that counted, and of its text; how long the sequences were in the middle one."""
 
     seconds: list[float]
+    text_seconds: list[float]
     seq_lens: list[int]
 
 
@@ -70,11 +78,15 @@ class ProfiledEngine:
     """``config`` is an engine's on a CPU. Raises ConfigError or CheckpointError with one sentence."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.spec = resolve_checkpoint(config.model).read_spec()
+        checkpoint = resolve_checkpoint(config.model)
+        self.spec = checkpoint.read_spec()
+        self._tokenizer = load_text_parts(checkpoint, None).tokenizer
         self.engine, self.ready = build_engine(config, StageTimes(), lambda progress: None)
         self._random = random.Random(0)
         self._names = itertools.count()
         self._lengths: dict[str, int] = {}
+        self._texts: dict[str, Detokenizer] = {}
+        self._text_seconds: list[float] = []  # of every step
 
     def profile(self, load: Load, steps: int, sampling: SamplingParams) -> Profile:
         """Steps without the recorder, then as many with it."""
@@ -91,6 +103,7 @@ class ProfiledEngine:
             {part: statistics.median(step.get(part, 0.0) for step in recorder.steps) for part in Part},
             statistics.median(watched.seconds),
             statistics.median(unwatched.seconds),
+            statistics.median(unwatched.text_seconds),
             step_costs(
                 self.spec,
                 StepShape(query_lens, watched.seq_lens, load.num_seqs),
@@ -108,7 +121,7 @@ class ProfiledEngine:
                 seconds.append(self._step(recorder))
                 if self.engine.scheduler.has_work:
                     raise ValueError(f"{load.name}: {sum(load.prompt_lens())} tokens do not fit into one step")
-            return _Run(seconds, load.prompt_lens())
+            return _Run(seconds, self._text_seconds[-steps:], load.prompt_lens())
         self._submit(load, sampling, max_tokens=SPARE_TOKENS + WARM_UP_STEPS + steps)
         prompts = dict(self._lengths)
         while any(self._lengths[name] == length for name, length in prompts.items()):
@@ -117,16 +130,18 @@ class ProfiledEngine:
             self._step(None)
         middle = [length + steps // 2 for length in self._lengths.values()]
         seconds = [self._step(recorder) for _ in range(steps)]
+        text_seconds = self._text_seconds[-steps:]
         self.engine.abort(list(self._lengths))
         while self.engine.has_work:
             self._step(None)
-        return _Run(seconds, middle)
+        return _Run(seconds, text_seconds, middle)
 
     def _submit(self, load: Load, sampling: SamplingParams, max_tokens: int) -> None:
-        self._lengths = {}
+        self._lengths, self._texts = {}, {}
         for length in load.prompt_lens():
             name = f"r{next(self._names)}"
             self._lengths[name] = length
+            self._texts[name] = Detokenizer(self._tokenizer)
             prompt = [self._random.randrange(self.spec.vocab_size) for _ in range(length)]
             fields = {"max_tokens": max_tokens, "ignore_eos": True}
             chosen = SamplingParams(**{name: getattr(sampling, name) for name in sampling.__struct_fields__} | fields)
@@ -138,10 +153,20 @@ class ProfiledEngine:
         with nullcontext() if recorder is None else recorder.step():
             output: StepOutput = self.engine.step()
             with nullcontext() if recorder is None else recorder.part(Part.MESSAGE):
-                frame(output)
+                message = frame(output)
         seconds = time.perf_counter() - started
+        self._text_seconds.append(self._read(message))
         for delta in output.deltas:
             if delta.failure is not None:
                 raise ValueError(delta.failure.message)
             self._lengths[delta.request_id] += len(delta.token_ids)
         return seconds
+
+    def _read(self, message: bytes) -> float:
+        """What the API process does with a message, but for HTTP; its seconds."""
+        started = time.perf_counter()
+        output = decode_from_engine(message[LENGTH.size :])
+        assert isinstance(output, StepOutput)
+        for delta in output.deltas:
+            self._texts[delta.request_id].feed(delta.token_ids)
+        return time.perf_counter() - started

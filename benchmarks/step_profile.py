@@ -69,7 +69,10 @@ def profile_table(profiles: Sequence[Profile]) -> str:
             lines.append(f"| {part} | " + " | ".join(cells) + " |")
     whole = [cell for one in profiles for cell in _time_cells(one.seconds, one.seconds)]
     plain = [cell for one in profiles for cell in _time_cells(one.unwatched_seconds, one.seconds)]
-    return "\n".join([*lines, f"| **step** | {' | '.join(whole)} |", f"| without the recorder | {' | '.join(plain)} |"])
+    text = [cell for one in profiles for cell in _time_cells(one.text_seconds, one.seconds)]
+    lines.append(f"| **step** | {' | '.join(whole)} |")
+    lines.append(f"| step without the recorder | {' | '.join(plain)} |")
+    return "\n".join([*lines, f"| meanwhile in the API process: message to text | {' | '.join(text)} |"])
 
 
 def _time_cells(seconds: float, whole: float) -> tuple[str, str]:

@@ -32,6 +32,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
             "kernels",
             "models",
             "engine",
+            "server.text.detokenizer",
             "server.text.gguf_vocabulary",
             "server.text.token_spelling",
             "server.text_parts",

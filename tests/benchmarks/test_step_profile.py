@@ -81,6 +81,7 @@ PROFILE = Profile(
     {part: {Part.HEAD: 10e-3, Part.ATTENTION: 4e-3, Part.SCHEDULER: 1e-3}.get(part, 0.0) for part in Part},
     seconds=16e-3,
     unwatched_seconds=15e-3,
+    text_seconds=0.8e-3,
     costs={Part.HEAD: Cost(80_000_000, 100_000_000), Part.ATTENTION: Cost(10_000_000, 40_000_000)},
 )
 
@@ -93,7 +94,8 @@ def test_the_profile_has_a_line_for_each_part_that_took_time() -> None:
         "| attention | 4.00 | 25.0% | 4.00 | 25.0% |",
         "| head | 10.00 | 62.5% | 10.00 | 62.5% |",
         "| **step** | 16.00 | 100.0% | 16.00 | 100.0% |",
-        "| without the recorder | 15.00 | 93.8% | 15.00 | 93.8% |",
+        "| step without the recorder | 15.00 | 93.8% | 15.00 | 93.8% |",
+        "| meanwhile in the API process: message to text | 0.80 | 5.0% | 0.80 | 5.0% |",
     ]
 
 

@@ -55,6 +55,7 @@ def test_a_real_step_has_all_parts_and_the_bytes_of_its_weights(engine: Profiled
     profile = engine.profile(Load("two", 2, 20, 40), steps=3, sampling=GREEDY)
     assert [dict(vars(owner)) for owner in WATCHED] == before
     assert [part for part in Part if not profile.parts[part]] == [Part.SAMPLING]  # the head draws by itself
+    assert 0 < profile.text_seconds < profile.seconds
     # 7 layers of 64 hidden, 4 query heads and 1 of keys and values of 32, 128 in the MLP; float32
     assert profile.costs[Part.QKV].bytes == 7 * 64 * (4 + 2) * 32 * 4
     assert profile.costs[Part.OUTPUT].bytes == 7 * 4 * 32 * 64 * 4
