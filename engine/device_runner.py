@@ -8,8 +8,8 @@ scheduled reads them where the step before it left them, so that the host need n
 alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code, and so do
 those whose decodes share so many pages that reading them once saves more than a graph does.
 
-Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it
-(but for moved pages); what a step draws lies in ``_drawn`` until the next step has read it.
+Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it,
+nor for pages that move; what a step draws lies in ``_drawn`` until the next step has read it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from block_manager.kv_cache import KVCache
 from engine.cuda_graphs import CudaGraphRecorder, GraphRecorder, graph_sizes
 from engine.device_runner import DeviceRunner
 from engine.input_batch import InputBatch
@@ -116,19 +117,30 @@ class DeviceSetup:
     def make_runner(self, model: CausalLM, pool: PagePool) -> tuple[DeviceRunner, list[str]]:
         """Record the graphs; where that fails, say so and go on without."""
         self.memory.note("pages", pool.num_pages * self._plan.page_bytes)
-        runner = self._runner(PagedModel(model, pool.kv_cache, pool.host_cache))
+        warnings = [] if pool.host_cache is None else self._pinned(pool.host_cache)
+        runner = self._runner(PagedModel(model, pool.kv_cache, pool.host_cache, self._stream))
         if self._sheet is not None:
             with self.memory.taking(MemoryUse.LARGEST_STEP):
                 runner.run_null(StepShape(2, 2, 2, 1, 2))  # so that its kernels are compiled and loaded
         if self._recorder is None:
-            return runner, []
+            return runner, warnings
         try:
             with self.memory.taking(MemoryUse.GRAPHS):
                 runner.record_graphs(self._recorder, self._graph_sizes())
         except RuntimeError as error:
             first_line = str(error).partition("\n")[0]
-            return runner, [f"CUDA graphs could not be recorded, so that decoding is slower: {first_line}"]
-        return runner, []
+            warnings.append(f"CUDA graphs could not be recorded, so that decoding is slower: {first_line}")
+        return runner, warnings
+
+    def _pinned(self, pages: KVCache) -> list[str]:
+        """Let pages of the host move without waiting; where that fails, say so."""
+        try:
+            for tensor in pages.tensors():
+                self._stream.pin(tensor)
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            return [f"--swap-space could not be pinned, so that steps wait for pages that move: {first_line}"]
+        return []
 
     def make_executor(self) -> StepExecutor:
         return QueueExecutor() if self._config.async_scheduling else InlineExecutor()

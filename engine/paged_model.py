@@ -13,6 +13,8 @@ import torch
 from block_manager.kv_cache import KVCache
 from block_manager.transfers import Transfer, TransferKind
 from engine.input_batch import StepTensors
+from engine.page_copies import queue_copy, queue_in, queue_out
+from engine.step_stream import StepStream
 from kernels.attention import KVPages, PagedLayer
 from kernels.gpu.sharing_cost import SharingCost
 from kernels.roofline import AttentionShape, DataSheet
@@ -20,12 +22,22 @@ from models.model import CausalLM
 
 
 class PagedModel:
-    """``model`` over ``kv_cache``; ``host_cache`` takes pages that are moved out."""
+    """``model`` over ``kv_cache``; ``host_cache`` takes pages that are moved out.
 
-    def __init__(self, model: CausalLM, kv_cache: KVCache, host_cache: KVCache | None = None) -> None:
+    ``stream``: of a device that works by itself, in whose order pages move.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        host_cache: KVCache | None = None,
+        stream: StepStream | None = None,
+    ) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._host_cache = host_cache
+        self._stream = stream
         pages = [KVPages(*kv_cache.slot_tensors(slot)) for slot in range(len(kv_cache.key_pages))]
         places = [kv_cache.place(layer) for layer in range(model.spec.num_layers)]
         self._layers = [(pages[slot], group, column) for group, column, slot in places]
@@ -54,13 +66,20 @@ class PagedModel:
         return [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
 
     def move_pages(self, transfers: Sequence[Transfer]) -> None:
-        """Carry out what the block manager decided, in its order."""
+        """Carry out, or with a stream queue, what the block manager decided, in its order."""
         for transfer in transfers:
+            pages = (transfer.sources, transfer.targets)
             if transfer.kind is TransferKind.COPY:
-                self._kv_cache.copy(transfer.sources, transfer.targets)
+                if self._stream is None:
+                    self._kv_cache.copy(*pages)
+                else:
+                    queue_copy(self._kv_cache, *pages)
             elif self._host_cache is None:
                 raise RuntimeError("a page was to move to or from the host, but there is no host memory for pages")
+            elif self._stream is not None:
+                queue = queue_out if transfer.kind is TransferKind.OUT else queue_in
+                queue(self._stream, self._kv_cache, self._host_cache, *pages)
             elif transfer.kind is TransferKind.OUT:
-                self._host_cache.copy_from(self._kv_cache, transfer.sources, transfer.targets)
+                self._host_cache.copy_from(self._kv_cache, *pages)
             else:
-                self._kv_cache.copy_from(self._host_cache, transfer.sources, transfer.targets)
+                self._kv_cache.copy_from(self._host_cache, *pages)

@@ -29,8 +29,11 @@ class StepStream(Protocol):
     def host_buffer(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that `upload` and `download` need not wait for."""
 
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Let copies to and from this memory of the host not wait. Raises RuntimeError where that can't be."""
+
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> Event:
-        """Queue a copy from the host; ``source`` must not change before the event."""
+        """Queue a copy from the host; the host must not change ``source`` before the event."""
 
     def download(self, source: torch.Tensor, target: torch.Tensor) -> Event:
         """Queue a copy to the host; ``target`` holds it from the event on."""
@@ -63,6 +66,11 @@ class CudaStream:
     def host_buffer(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Pinned; torch keeps what is let go of, so that asking for it in every step costs no system call."""
         return torch.zeros(size, dtype=dtype, pin_memory=True)
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """In its place: torch's own pinned memory comes in powers of two."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> Event:
         target.copy_(source, non_blocking=True)

@@ -30,6 +30,7 @@ NOT_YET = -777
 class FakeEvent:
     stream: FakeStream
     number: int
+    target: torch.Tensor | None = None
     finish: Callable[[], None] | None = None
     check: Callable[[], bool] | None = None
 
@@ -51,6 +52,13 @@ class FakeStream:
         self.finished = 0
         self.uploads: list[int] = []
         self.log: list[str] = []
+        self.pinned: set[int] = set()
+        self.refuses_to_pin = False
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        if self.refuses_to_pin:
+            raise RuntimeError("CUDA error: out of memory\nand more lines")
+        self.pinned.add(tensor.data_ptr())
 
     def host_buffer(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((size,), NOT_YET, dtype=dtype)
@@ -58,6 +66,8 @@ class FakeStream:
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> FakeEvent:
         self._check_uploads()
         assert source.untyped_storage().data_ptr() != target.untyped_storage().data_ptr()
+        for before in [one for one in self.open if one.target is not None and _overlap(one.target, source)]:
+            self._finish_until(before)  # the queue keeps its order, whether the host has waited or not
         sent = source.clone()
         target.copy_(sent)
         self.uploads.append(source.nbytes)
@@ -66,16 +76,19 @@ class FakeStream:
 
     def download(self, source: torch.Tensor, target: torch.Tensor) -> FakeEvent:
         result = source.clone()
-        return self._add(FakeEvent(self, next(self.numbers), finish=lambda: target.copy_(result)))
+        return self._add(FakeEvent(self, next(self.numbers), target, lambda: target.copy_(result)))
 
     def record(self) -> FakeEvent:
         return self._add(FakeEvent(self, next(self.numbers)))
 
-    @torch.inference_mode()
     def run_until(self, event: FakeEvent) -> None:
         self._check_uploads()
         if event.finish is not None and event in self.open:
             self.log.append("read")
+        self._finish_until(event)
+
+    @torch.inference_mode()
+    def _finish_until(self, event: FakeEvent) -> None:
         for one in [one for one in self.open if one.number <= event.number]:
             self.open.remove(one)
             if one.finish is not None:
@@ -89,6 +102,12 @@ class FakeStream:
     def _check_uploads(self) -> None:
         for one in self.open:
             assert one.check is None or one.check(), "a host buffer was written while its copy was under way"
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors have memory in common."""
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 class Tape(TorchDispatchMode):

@@ -122,6 +122,50 @@ def test_a_decode_sends_a_few_hundred_bytes_however_long_the_context(
     assert max(decodes) < 256
 
 
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_requests_that_are_swapped_answer_as_on_the_cpu_and_nobody_waits_for_their_pages(
+    rig: Callable, model: Path, async_scheduling: bool, request: pytest.FixtureRequest
+) -> None:
+    rng = random.Random(10)
+    prompts = {f"r{number}": [256, *(rng.randrange(250) for _ in range(40))] for number in range(6)}
+    expected = rig(model)
+    alone = {name: expected.alone(name, prompt, 30) for name, prompt in prompts.items()}
+    device: FakeDevice = request.getfixturevalue("device")
+    engine = rig(
+        model,
+        async_scheduling=async_scheduling,
+        num_gpu_blocks_override=12 if "llama" in str(model) else 64,
+        swap_space_bytes=1 << 24,
+        enable_prefix_caching=False,
+        max_model_len=128,
+        watermark_tokens=0,
+    )
+    step_time = engine.engine.scheduler.outlook.step_time
+    observe = step_time.observe  # whether to swap is decided by measured times: here a token takes a second
+    step_time.observe = lambda num_tokens, seconds: observe(num_tokens, float(num_tokens))
+    device.stream.log.clear()
+    device.stream.uploads.clear()
+    for name, prompt in prompts.items():
+        engine.submit(name, prompt, 30)
+    engine.run()
+    assert {name: engine.tokens(name) for name in prompts} == alone
+    assert engine.stats.num_swaps > 0
+    assert device.stream.log.count("read") == engine.stats.steps
+    assert len(device.stream.uploads) > engine.stats.steps  # pages, and their numbers
+    host = engine.engine.runner._model._host_cache
+    assert device.stream.pinned == {tensor.data_ptr() for tensor in host.tensors()}
+
+
+def test_host_memory_that_cannot_be_pinned_costs_a_warning(
+    rig: Callable, device: FakeDevice, tiny_llama_dir: Path
+) -> None:
+    device.stream.refuses_to_pin = True
+    engine = rig(tiny_llama_dir, swap_space_bytes=1 << 20, max_num_seqs=2, max_model_len=128)
+    assert engine.ready.warnings == [
+        "--swap-space could not be pinned, so that steps wait for pages that move: CUDA error: out of memory"
+    ]
+
+
 def test_more_new_blocks_than_the_buffers_hold_go_before_the_step(
     rig: Callable, model: Path, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
