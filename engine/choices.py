@@ -13,7 +13,6 @@ from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, Engin
 from engine.machine import usable_cores
 from kernels.attention import AttentionBackend
 from kernels.backends import check_page_dtype, choose_backend
-from kernels.cpu.backend import NativeBackend
 from models.spec import ModelSpec
 from models.weight_forms import Quantization, WeightForms
 
@@ -53,6 +52,7 @@ class Choices:
         if config.deterministic:
             threads, limits = _limits_of_determinism(threads, spec, device)
             warnings += limits
+        forms = choose_forms(config.quantization, backend)
         return cls(
             checkpoint=checkpoint,
             spec=spec,
@@ -63,8 +63,8 @@ class Choices:
             kv_dtype_name=kv_dtype_name,
             max_model_len=_choose_max_model_len(config, spec),
             backend=backend,
-            forms=choose_forms(config.quantization, backend),
-            warnings=tuple(warnings),
+            forms=forms,
+            warnings=(*warnings, *_check_columns(forms, spec)),
         )
 
     @property
@@ -90,11 +90,26 @@ def _choose_backend(device: torch.device, is_deterministic: bool) -> tuple[Atten
 
 def choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | None:
     """What weights are kept as, by the name that a user gives it; ConfigError where there are no kernels for it."""
-    if quantization == "none" or (quantization == "auto" and not isinstance(backend, NativeBackend)):
+    kernels = backend.weight_kernels
+    if quantization == "none" or (quantization == "auto" and kernels is None):
         return None
-    if not isinstance(backend, NativeBackend):
-        raise ConfigError(f"--quantization {quantization}: only CPUs, with the native library, have kernels for it")
-    return WeightForms(Quantization.STORED if quantization == "auto" else Quantization(quantization), backend.library)
+    if kernels is None:
+        raise ConfigError(f"--quantization {quantization}: CPUs have kernels for it in the native library only")
+    return WeightForms(Quantization.STORED if quantization == "auto" else Quantization(quantization), kernels)
+
+
+def _check_columns(forms: WeightForms | None, spec: ModelSpec) -> list[str]:
+    """Warn of matrices that can't be quantised as asked; ConfigError where that is all but the tables."""
+    if forms is None or forms.keeps_stored:
+        return []
+    sizes = {spec.hidden_size, spec.num_q_heads * spec.head_dim, spec.intermediate_size}
+    odd = sorted(size for size in sizes if forms.kind("", size, None) is None)
+    if not odd:
+        return []
+    found = f"--quantization {forms.quantization.value}: matrices of {', '.join(map(str, odd))} columns cannot be cut "
+    if len(odd) == len(sizes):
+        raise ConfigError(f"{found}into groups of 32, and this model has no others")
+    return [f"{found}into groups of 32, and stay floats"]
 
 
 def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:

@@ -22,7 +22,6 @@ from engine.setup import choose_setup
 from models.checkpoint import CheckpointFormat
 from models.loader import load_model, stored_types
 from models.model import CausalLM
-from models.weight_forms import kept_kinds
 from scheduler.config import SchedulerConfig
 from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
 from scheduler.scheduler import Scheduler
@@ -112,9 +111,13 @@ def _weight_form(choices: Choices) -> str:
         return floats
     if not choices.forms.keeps_stored:
         return choices.forms.quantization.value
-    is_gguf = choices.checkpoint.format is CheckpointFormat.GGUF
-    kinds = kept_kinds(stored_types(choices.checkpoint, choices.spec).values()) if is_gguf else []
-    return f"in the file's own bits ({', '.join(kind.name for kind in kinds)})" if kinds else floats
+    if choices.checkpoint.format is not CheckpointFormat.GGUF:
+        return floats
+    kept, others = choices.forms.stored_names(stored_types(choices.checkpoint, choices.spec).values())
+    if not kept:
+        return f"{floats} (no kernels here for {', '.join(others)})" if others else floats
+    rest = f"; {', '.join(others)} as {floats}" if others else ""
+    return f"in the file's own bits ({', '.join(kept)}){rest}"
 
 
 def _make_scheduler(config: EngineConfig, choices: Choices, plan: PagePlan, pool: PagePool) -> Scheduler:

@@ -21,9 +21,9 @@ window: entries for pages that slid out of a window are stale or 0, the null pag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from kernels.products import DenseProduct
+from kernels.products import DenseProduct, WeightKernels
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +110,10 @@ class AttentionBackend(Protocol):
     @property
     def dense_product(self) -> DenseProduct | None:
         """The product of float weights; None where torch's own will do, or any form of a weight that is faster."""
+
+    @property
+    def weight_kernels(self) -> WeightKernels[Any] | None:
+        """What multiplies weights that are kept in quantised form; None where nothing does."""
 
     def store_kv(
         self,

@@ -5,10 +5,14 @@ Knows shapes only: nothing of models, of files or of devices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+Kind = TypeVar("Kind", bound=Enum)
 
 
 class DenseProduct(Protocol):
@@ -16,3 +20,50 @@ class DenseProduct(Protocol):
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``x W^T + b`` [num_rows, out_features], of x [num_rows, in_features] and W [out_features, in_features]."""
+
+
+class KeptProduct(Protocol):
+    """A product with a weight [rows, columns] that is kept in quantised form."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_rows, rows] for ``x`` [num_rows, columns]."""
+
+
+class KeptMatrix(Protocol):
+    """A matrix [rows, columns] in quantised form, filled in runs of rows that begin at multiples of 16."""
+
+    rows: int
+    columns: int
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pack_stored(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
+        """Fill rows from ``first_row`` on from uint8 ``rows`` [num_rows, stored bytes] of a GGUF file, exactly."""
+
+    def pack_floats(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
+        """Quantise ``rows`` [num_rows, columns] into place."""
+
+    def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
+        """The weights of int64 ``row_ids`` [n], float32 [n, columns]."""
+
+    def joined(self, others: Sequence[Any]) -> KeptProduct:
+        """The product with this matrix and those that were made with it, their outputs one after the other."""
+
+
+class WeightKernels(Protocol[Kind]):
+    """What a device can multiply in quantised form."""
+
+    def kind(self, form: str, columns: int) -> Kind | None:
+        """How a weight of so many columns is kept whose form is ``form``; None where it can't be.
+
+        ``form``: ggml's name of its bits in a file ("Q8_0"), or "int8" or "int4" for floats to be quantised.
+        """
+
+    def matrices(
+        self, kinds: Sequence[Kind], rows: Sequence[int], columns: int, device: torch.device
+    ) -> Sequence[KeptMatrix] | None:
+        """Matrices of one product, still to be filled; None where these kinds don't go together."""

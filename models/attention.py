@@ -63,4 +63,4 @@ class Attention:
         yield from self._output.parameters(prefix)
         for name, norm in (("q_norm", self._query_norm), ("k_norm", self._key_norm)):
             if norm is not None:
-                yield f"{prefix}{name}.weight", Parameter(norm, tuple(norm.shape), plus_one=True)
+                yield f"{prefix}{name}.weight", Parameter.of(norm, plus_one=True)

@@ -51,7 +51,7 @@ class Decoder:
         self._layers = [make_layer(layer) for layer in spec.layers]
         self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=plus_one, device=device)
         self._head: Linear | MatrixProduct = (
-            MatrixProduct(self._embedding.weight, dense_product=backend.dense_product)
+            MatrixProduct(self._embedding.place, dense_product=backend.dense_product)
             if spec.tied_embeddings
             else Linear(
                 spec.hidden_size,
@@ -80,7 +80,7 @@ class Decoder:
         residual = self._last_hidden(token_ids, positions, layers, logits_rows)
         if isinstance(self._head, Linear):
             return self._head.of_normed(residual, self._norm).float()
-        if self._head.is_kept:
+        if self._head.takes_prologues:
             return self._head.of_normed(residual.total(), self._norm.weight, self._norm.eps).float()
         return self._head(residual.normed(self._norm)).float()
 
@@ -95,7 +95,7 @@ class Decoder:
         residual = self._last_hidden(token_ids, positions, layers, logits_rows)
         if isinstance(self._head, Linear):
             return self._head.argmax_of_normed(residual, self._norm)
-        if self._head.is_kept:
+        if self._head.takes_prologues:
             return self._head.argmax_of_normed(residual.total(), self._norm.weight, self._norm.eps)
         return self._head(residual.normed(self._norm)).float().argmax(dim=-1)
 

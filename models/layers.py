@@ -1,7 +1,7 @@
 """The parts decoders are made of: Linear, RMSNorm, Residual, Embedding, GatedMLP, Rotary.
 
-Plain callables over tensors allocated empty and filled by ``models.loader`` through ``parameters(prefix)``. They know
-no pages, no other tokens and no architectures. Weights have the model's dtype; RMSNorm and rotary compute in float32
+Plain callables over tensors that begin empty, filled by ``models.loader`` through ``parameters(prefix)``. They know no
+pages, no other tokens and no architectures. Weights have the model's dtype; RMSNorm and rotary compute in float32
 and round once. Invariant: on CPUs the weight of a matrix product is packed once it is filled, and plain no more.
 """
 
@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.attention import AttentionBackend
-from kernels.cpu.quantised_matrix import QuantisedMatrix
-from kernels.products import DenseProduct
+from kernels.products import DenseProduct, KeptMatrix
 from models.matrix_product import MatrixProduct
 from models.model import Parameter
 from models.spec import RopeSpec
+from models.weight_place import WeightPlace
 
 NamedParameters = Iterator[tuple[str, Parameter]]
 
@@ -43,7 +43,7 @@ class Linear:
         rows = sum(outputs.values())
         self._outputs = outputs
         self._product = MatrixProduct(
-            torch.empty(rows, in_features, dtype=dtype, device=device),
+            WeightPlace(rows, in_features, dtype=dtype, device=device),
             torch.empty(rows, dtype=dtype, device=device) if bias else None,
             num_parts=len(outputs),
             dense_product=dense_product,
@@ -54,19 +54,19 @@ class Linear:
 
     def of_normed(self, residual: Residual, norm: RMSNorm) -> torch.Tensor:
         """The product of the normed hidden states."""
-        if self._product.is_kept:
+        if self._product.takes_prologues:
             return self._product.of_normed(residual.total(), norm.weight, norm.eps)
         return self._product(residual.normed(norm))
 
     def argmax_of_normed(self, residual: Residual, norm: RMSNorm) -> torch.Tensor:
         """The place of the largest of each row of `of_normed`, int64."""
-        if self._product.is_kept:
+        if self._product.takes_prologues:
             return self._product.argmax_of_normed(residual.total(), norm.weight, norm.eps)
         return self._product(residual.normed(norm)).float().argmax(dim=-1)
 
     def of_gated(self, gate_up: torch.Tensor, activation: str, backend: AttentionBackend) -> torch.Tensor:
         """The product of ``activation(gate) * up``, for the two halves of ``gate_up``."""
-        if self._product.is_kept:
+        if self._product.takes_prologues:
             return self._product.of_gated(gate_up, activation)
         return self._product(backend.gated(gate_up, activation))
 
@@ -77,20 +77,24 @@ class Linear:
     def parameters(self, prefix: str) -> NamedParameters:
         """The places of each projection; none once they are packed or kept."""
         product = self._product
-        weight, bias = product.weight, product.bias
-        if weight is None:
+        place, bias = product.place, product.bias
+        if place is None:
             return
         start = 0
         for part, (name, rows) in enumerate(self._outputs.items()):
-            view = weight[start : start + rows]
             yield (
                 f"{prefix}{name}.weight",
-                Parameter(view, tuple(view.shape), when_filled=product.pack, keep=partial(product.keep, part)),
+                Parameter(
+                    partial(place.part, start, start + rows),
+                    (rows, place.columns),
+                    when_filled=product.pack,
+                    keep=partial(product.keep, part),
+                ),
             )
             if bias is not None:
                 yield (
                     f"{prefix}{name}.bias",
-                    Parameter(bias[start : start + rows], (rows,), when_filled=product.pack),
+                    Parameter(partial(bias.narrow, 0, start, rows), (rows,), when_filled=product.pack),
                 )
             start += rows
 
@@ -118,7 +122,7 @@ class RMSNorm:
         return self._backend.add_normed(x, branch, self.weight, self.eps)
 
     def parameters(self, name: str) -> NamedParameters:
-        yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), self._plus_one)
+        yield f"{name}.weight", Parameter.of(self.weight, plus_one=self._plus_one)
 
 
 class Residual:
@@ -171,8 +175,8 @@ class Embedding:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.weight: torch.Tensor = torch.empty(rows, size, dtype=dtype, device=device)
-        self._kept: QuantisedMatrix | None = None
+        self.place = WeightPlace(rows, size, dtype=dtype, device=device)
+        self._kept: KeptMatrix | None = None
         self._scale = torch.tensor(scale, dtype=dtype).item()
         self._dtype = dtype
 
@@ -180,29 +184,28 @@ class Embedding:
         if self._kept is not None:
             rows = self._kept.unpack(token_ids).to(self._dtype)
         else:
-            rows = F.embedding(token_ids, self.weight)
+            rows = F.embedding(token_ids, self.place.tensor)
         return rows if self._scale == 1.0 else rows * self._scale
-
-    def keep(self, matrix: QuantisedMatrix) -> None:
-        """Look rows up in ``matrix`` from now on."""
-        self._kept = matrix
-        self.weight = self.weight[:0]
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes if self._kept is None else self._kept.nbytes
+        return self.place.nbytes if self._kept is None else self._kept.nbytes
 
     def parameters(self, name: str, head: MatrixProduct | None) -> NamedParameters:
         """The table; where ``head`` is tied to it, the head's as well."""
 
-        def keep(matrix: QuantisedMatrix) -> None:
-            self.keep(matrix)
+        def keep(matrix: KeptMatrix) -> None:
+            self._kept = matrix
             if head is not None:
                 head.keep(0, matrix)
 
         # without a head of its own the table is told apart from others by its own method
         when_filled = self._stay if head is None else head.pack
-        yield f"{name}.weight", Parameter(self.weight, tuple(self.weight.shape), when_filled=when_filled, keep=keep)
+        place = self.place
+        yield (
+            f"{name}.weight",
+            Parameter(lambda: place.tensor, (place.rows, place.columns), when_filled=when_filled, keep=keep),
+        )
 
     def _stay(self) -> None:
         """A table that nothing multiplies with is looked up as it was filled."""

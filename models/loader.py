@@ -8,6 +8,7 @@ packed as soon as it is filled, so that two forms of it exist for one weight at 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from kernels.attention import AttentionBackend
-from kernels.cpu.quantised_matrix import QuantisedMatrix
+from kernels.products import KeptMatrix
 from models.checkpoint import Checkpoint, CheckpointFormat
 from models.errors import CheckpointError
 from models.gemma3 import build_gemma3
@@ -58,7 +59,7 @@ def load_model(
     model = _BUILDERS[spec.architecture](spec, backend, dtype=dtype, device=device)
     stored = stored_types(checkpoint, spec) if checkpoint.format is CheckpointFormat.GGUF else {}
     parameters = model.parameters()
-    kept = {} if forms is None else forms.keep(parameters, stored)
+    kept = {} if forms is None else forms.keep(parameters, stored, device)
     places = _Places(model, parameters, kept, checkpoint.path, keeps_stored=forms is not None and forms.keeps_stored)
     report = on_progress or (lambda done, total: None)
     if checkpoint.format is CheckpointFormat.GGUF:
@@ -76,7 +77,7 @@ class _Places:
         self,
         model: CausalLM,
         parameters: Mapping[str, Parameter],
-        kept: Mapping[str, QuantisedMatrix],
+        kept: Mapping[str, KeptMatrix],
         source: Path,
         *,
         keeps_stored: bool,
@@ -88,7 +89,7 @@ class _Places:
         self._missing_elements: Counter[Callable[[], None]] = Counter()
         for parameter in self._left.values():
             if parameter.when_filled is not None:
-                self._missing_elements[parameter.when_filled] += parameter.view.numel()
+                self._missing_elements[parameter.when_filled] += parameter.num_elements
         self._lock = Lock()
         self._source = source
         self._ignored = {"lm_head.weight"} if model.spec.tied_embeddings else set()
@@ -152,19 +153,25 @@ def _load_safetensors(files: tuple[Path, ...], places: _Places, report: Progress
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some stored rows and where they go: values into ``view`` of the ``parameter``, or into ``kept`` rows as such."""
+    """Some stored rows of a ``parameter`` and where they go: their values into ``view``, or they into ``kept``."""
 
     parameter: Parameter
-    view: torch.Tensor
+    view: torch.Tensor | None
     rows: npt.NDArray[np.uint8]
     quantization: GGMLQuantizationType
     first_row: int = 0
-    kept: QuantisedMatrix | None = None
+    kept: KeptMatrix | None = None
     keeps_stored: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        shape = self.parameter.shape
+        return math.prod(shape) if len(shape) == 1 else len(self.rows) * math.prod(shape[1:])
 
     def place(self) -> int:
         """Put the rows into their place; returns their stored bytes."""
         if self.kept is None:
+            assert self.view is not None
             self.view.copy_(dequantized(self.rows, self.quantization))
         elif self.keeps_stored:
             self.kept.pack_stored(self.first_row, torch.from_numpy(np.ascontiguousarray(self.rows)))
@@ -180,7 +187,7 @@ def _load_gguf(checkpoint: Checkpoint, spec: ModelSpec, places: _Places, report:
 
     def place(chunk: _Chunk) -> int:
         num_bytes = chunk.place()
-        places.filled(chunk.parameter, chunk.view.numel())
+        places.filled(chunk.parameter, chunk.num_elements)
         return num_bytes
 
     with _single_threads() as workers, ThreadPoolExecutor(workers, thread_name_prefix="dequantise") as pool:
@@ -215,9 +222,8 @@ def _gguf_chunks(tensors: Mapping[str, GGUFTensor], path: Path, spec: ModelSpec,
             continue
         kept = places.kept.get(name)
         for part in row_chunks(tensor.shape):
-            yield _Chunk(
-                parameter, parameter.view[part], rows[part], tensor.quantization, part.start, kept, places.keeps_stored
-            )
+            view = parameter.view[part] if kept is None else None
+            yield _Chunk(parameter, view, rows[part], tensor.quantization, part.start, kept, places.keeps_stored)
 
 
 def stored_types(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, GGMLQuantizationType]:

@@ -1,8 +1,7 @@
 """MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
 
-Three forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); kept in the
-bits of its quantisation (CPUs, the native library).
-It changes form once, when the weight is filled, and lets go of the memory of the form before.
+Three forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); kept in
+quantised form. It changes form once, when the weight is filled, and lets go of the memory of the form before.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct
-from kernels.products import DenseProduct
+from kernels.cpu.quantised_matrix import Prologue, QuantisedProduct
+from kernels.products import DenseProduct, KeptMatrix, KeptProduct
+from models.weight_place import WeightPlace
 
 _PROLOGUES = {"silu": Prologue.SILU, "gelu_tanh": Prologue.GELU_TANH}
 
@@ -25,46 +25,46 @@ class MatrixProduct:
 
     def __init__(
         self,
-        weight: torch.Tensor,
+        place: WeightPlace,
         bias: torch.Tensor | None = None,
         num_parts: int = 1,
         *,
         dense_product: DenseProduct | None = None,
     ) -> None:
         """With a ``dense_product`` a weight of floats stays plain, and that product multiplies with it."""
-        self.weight: torch.Tensor | None = weight
+        self._place: WeightPlace | None = place
         self.bias = bias
         self._dense_product = dense_product
         self._packed: torch.Tensor | None = None
-        self._parts: list[QuantisedMatrix | None] = [None] * num_parts
-        self._kept: QuantisedProduct | None = None
-        self._nbytes = weight.nbytes
+        self._parts: list[KeptMatrix | None] = [None] * num_parts
+        self._kept: KeptProduct | None = None
+        self._nbytes = place.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
             return self._finish(self._kept.multiply(x), x.dtype)
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
-        assert self.weight is not None
+        assert self._place is not None
         if self._dense_product is not None:
-            return self._dense_product(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+            return self._dense_product(x, self._place.tensor, self.bias)
+        return F.linear(x, self._place.tensor, self.bias)
 
     def of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """The product of the RMSNorm of ``x``; only while `is_kept`."""
-        assert self._kept is not None
+        """The product of the RMSNorm of ``x``; only where it `takes_prologues`."""
+        assert isinstance(self._kept, QuantisedProduct)
         return self._finish(self._kept.multiply(x, Prologue.RMS_NORM, norm_weight, eps), x.dtype)
 
     def argmax_of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """The place of the largest of each row of `of_normed`, int64; only while `is_kept`."""
-        assert self._kept is not None
+        """The place of the largest of each row of `of_normed`, int64; only where it `takes_prologues`."""
+        assert isinstance(self._kept, QuantisedProduct)
         if self.bias is None and x.dtype == torch.float32:
             return self._kept.argmax(x, Prologue.RMS_NORM, norm_weight, eps)
         return self.of_normed(x, norm_weight, eps).float().argmax(dim=-1)
 
     def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """The product of ``activation(gate) * up``; only while `is_kept`."""
-        assert self._kept is not None
+        """The product of ``activation(gate) * up``; only where it `takes_prologues`."""
+        assert isinstance(self._kept, QuantisedProduct)
         return self._finish(self._kept.multiply(gate_up, _PROLOGUES[activation]), gate_up.dtype)
 
     def _finish(self, product: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -73,8 +73,14 @@ class MatrixProduct:
         return product.to(dtype)
 
     @property
-    def is_kept(self) -> bool:
-        return self._kept is not None
+    def takes_prologues(self) -> bool:
+        """Whether norms and gates are done on the way into the product: by the native library's, of kept weights."""
+        return isinstance(self._kept, QuantisedProduct)
+
+    @property
+    def place(self) -> WeightPlace | None:
+        """Where the weight of floats goes, or is; None once the product has another form."""
+        return self._place
 
     @property
     def is_packed(self) -> bool:
@@ -85,13 +91,13 @@ class MatrixProduct:
         """Memory of the weight."""
         return self._nbytes if self._kept is None else self._kept.nbytes
 
-    def keep(self, part: int, matrix: QuantisedMatrix) -> None:
+    def keep(self, part: int, matrix: KeptMatrix) -> None:
         """Take a part in quantised form; with the last of them the product changes form."""
         self._parts[part] = matrix
         parts = [one for one in self._parts if one is not None]
         if len(parts) == len(self._parts):
-            self._kept = QuantisedProduct(parts)
-            self.weight = None
+            self._kept = parts[0].joined(parts[1:])
+            self._place = None
 
     def pack(self) -> None:
         """Copy the filled weight into oneDNN's own layout and let go of the plain one.
@@ -99,10 +105,10 @@ class MatrixProduct:
         Does nothing on other devices, beside a ``dense_product``, and on CPUs where this build of torch has no packed
         product for the weight's dtype (float16, mostly) or no memory for the copy: the weight then goes on as it is.
         """
-        if self.weight is not None and self._dense_product is None and self.weight.device.type == "cpu":
-            self._packed = _packed_weight(self.weight)
+        if self._place is not None and self._dense_product is None and self._place.device.type == "cpu":
+            self._packed = _packed_weight(self._place.tensor)
             if self._packed is not None:
-                self.weight = None
+                self._place = None
 
 
 def _packed_weight(weight: torch.Tensor) -> torch.Tensor | None:

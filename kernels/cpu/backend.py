@@ -12,6 +12,7 @@ import torch
 from kernels.attention import AttentionMetadata, KVPages, Preparation
 from kernels.composed import add_normed, gated, normed, normed_sum, prepared
 from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
+from kernels.cpu.quantised_matrix import NativeKernels
 from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -29,6 +30,11 @@ class NativeBackend:
 
     def __init__(self, library: NativeLibrary) -> None:
         self.library = library
+
+    @property
+    def weight_kernels(self) -> NativeKernels:
+        """Of the library."""
+        return NativeKernels(self.library)
 
     def store_kv(
         self,
@@ -178,6 +184,7 @@ class TorchBackend:
 
     name = "cpu-torch"
     dense_product = None
+    weight_kernels = None
 
     def store_kv(
         self,

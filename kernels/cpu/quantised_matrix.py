@@ -17,6 +17,7 @@ import torch
 from kernels.cpu.library import NativeLibrary
 
 GROUP = 32  # columns that share a scale
+SUPER_GROUP = 256  # columns of a block of the K kinds
 PANEL_ROWS = 16
 _INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -117,6 +118,10 @@ class QuantisedMatrix:
         )
         return output
 
+    def joined(self, others: Sequence[QuantisedMatrix]) -> QuantisedProduct:
+        """The product with this matrix and ``others``."""
+        return QuantisedProduct([self, *others])
+
     def _check_run(self, first_row: int, rows: torch.Tensor) -> int:
         num_rows = rows.shape[0]
         last = first_row + num_rows
@@ -213,3 +218,24 @@ class QuantisedProduct:
             self.columns,
         )
         return call, x
+
+
+class NativeKernels:
+    """What the native library multiplies: implements ``kernels.products.WeightKernels``."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._library = library
+
+    def kind(self, form: str, columns: int) -> WeightKind | None:
+        """Floats become ggml's own forms of 8 and 4 bits."""
+        kind = WeightKind.__members__.get({"int8": "Q8_0", "int4": "Q4_0"}.get(form, form))
+        group = SUPER_GROUP if kind in (WeightKind.Q4_K, WeightKind.Q6_K) else GROUP
+        return None if columns % group else kind
+
+    def matrices(
+        self, kinds: Sequence[WeightKind], rows: Sequence[int], columns: int, device: torch.device
+    ) -> list[QuantisedMatrix]:
+        """Of any kinds; ``device`` is the host."""
+        return [
+            QuantisedMatrix(self._library, kind, num_rows, columns) for kind, num_rows in zip(kinds, rows, strict=True)
+        ]

@@ -24,6 +24,7 @@ from kernels.gpu.decode import decode_attention
 from kernels.gpu.dense_gemm import dense_gemm
 from kernels.gpu.norms import add_rms_norm, rms_norm, rms_norm_add
 from kernels.gpu.prefill import prefill_attention
+from kernels.gpu.quantised_matrix import DeviceKernels
 from kernels.gpu.store_kv import prepare_and_store, store_kv
 from kernels.products import DenseProduct
 
@@ -40,6 +41,11 @@ class TritonBackend:
     def dense_product(self) -> DenseProduct | None:
         """The one whose rows do not depend on their number, where that is wanted."""
         return dense_gemm if self._is_deterministic else None
+
+    @property
+    def weight_kernels(self) -> DeviceKernels:
+        """Weight-only products, of this mode."""
+        return DeviceKernels(is_deterministic=self._is_deterministic)
 
     def store_kv(
         self,

@@ -3,10 +3,11 @@
 For the shapes that torch does not serve: its own int4 product wants bfloat16 and one vendor's layout, its int8 product
 no groups. Few rows make it a matrix-vector product at the speed at which codes are read; many rows, an ordinary one.
 
-    int8    codes int8 [out_features, in_features], one scale per output: weight = code * scale
+    int8    codes int8 [out_features, in_features], weight = code * scale; one scale per output, or one per output and
+            group of 32 inputs, which is what Q8_0 of a GGUF file is
     int4    two codes of -8 .. 7, stored plus 8, to a byte; a scale per output and group of ``group`` inputs
             byte j of a group holds input j in its low and input j + group / 2 in its high half, so that both halves of
-            a group are runs of bytes, and no code has to move beside another
+            a group are runs of bytes, and no code has to move beside another; in groups of 32 it is Q4_0 of a file
 
 Contract
     x           [num_rows, in_features], dense last dimension; float32, bfloat16 or float16
@@ -15,7 +16,7 @@ Contract
 
 Numerics: codes are exact in every float dtype, so products are those of x and integers; they are added in float32 in
 one fixed order, a group at a time, and scales multiply the sums, in float32. Rounded once. No split of in_features, and
-the order does not depend on num_rows as long as the tile does not (``tile``).
+the order does not depend on num_rows as long as the tile does not (``is_deterministic``).
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from kernels.gpu.moe_gemm import GemmTile
 from kernels.gpu.variant import Variant, pointer, warps_here
 
 INT4_GROUPS = (32, 64, 128)
+INT8_GROUP = 32
+DETERMINISTIC_ROWS = 64  # whose tile all batches take in deterministic mode
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
     """Codes and scales of a weight [out_features, in_features].
 
-    ``codes`` int8 [out_features, in_features] with ``group`` 0, or uint8 [out_features, in_features / 2] with groups;
-    ``scales`` float32 [out_features, groups], dense, of one group where ``group`` is 0.
+    ``codes`` int8 [out_features, in_features] with ``group`` 0 or INT8_GROUP, or uint8 [out_features, in_features / 2]
+    with one of INT4_GROUPS; ``scales`` float32 or float16 [out_features, groups], dense, of one group where ``group``
+    is 0.
     """
 
     codes: torch.Tensor
@@ -61,12 +65,29 @@ class QuantisedWeight:
         return cls((low | high << 4).reshape(out_features, -1), scales, group)
 
     @property
+    def bits(self) -> int:
+        return 4 if self.codes.dtype == torch.uint8 else 8
+
+    @property
     def in_features(self) -> int:
-        return self.codes.shape[1] * (2 if self.group else 1)
+        return self.codes.shape[1] * 8 // self.bits
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def rows(self, selection: slice | torch.Tensor) -> QuantisedWeight:
+        """Some outputs; a view where ``selection`` is a slice."""
+        return QuantisedWeight(self.codes[selection], self.scales[selection], self.group)
+
+    def values(self) -> torch.Tensor:
+        """The weights, float32 [out_features, in_features], each rounded once."""
+        integers = self.integers().float()
+        return (integers.view(*self.scales.shape, -1) * self.scales.float()[..., None]).view_as(integers)
 
     def integers(self) -> torch.Tensor:
         """The codes as int8 [out_features, in_features]."""
-        if not self.group:
+        if self.bits == 8:
             return self.codes
         packed = self.codes.view(self.codes.shape[0], -1, self.group // 2)
         return (torch.cat([packed & 0xF, packed >> 4], dim=2).to(torch.int8) - 8).flatten(1)
@@ -91,8 +112,9 @@ def int8_gemm_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
 ):
-    """A block of rows times a block of outputs. Grid: (output blocks, row blocks)."""
+    """A block of rows times a block of outputs, ``DEPTH`` inputs a group if any. Grid: (output blocks, row blocks)."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row = rows < num_rows
@@ -106,8 +128,14 @@ def int8_gemm_kernel(
         in_bounds = inner < IN_FEATURES
         x = tl.load(x_rows[:, None] + inner[None, :], mask=is_row[:, None] & in_bounds[None, :], other=0.0)
         codes = tl.load(code_rows[:, None] + inner[None, :], mask=is_column[:, None] & in_bounds[None, :], other=0)
-        total = tl.dot(x, tl.trans(codes.to(tl.float32).to(x.dtype)), total, input_precision="ieee")
-    total = total * tl.load(scales_ptr + columns, mask=is_column, other=0.0)[None, :]
+        weight = tl.trans(codes.to(tl.float32).to(x.dtype))
+        if HAS_GROUPS:
+            scale = tl.load(scales_ptr + columns * (IN_FEATURES // DEPTH) + step // DEPTH, mask=is_column, other=0.0)
+            total += tl.dot(x, weight, input_precision="ieee") * scale.to(tl.float32)[None, :]
+        else:
+            total = tl.dot(x, weight, total, input_precision="ieee")
+    if not HAS_GROUPS:
+        total = total * tl.load(scales_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     output_rows = output_ptr + rows.to(tl.int64) * OUT_FEATURES
     mask = is_row[:, None] & is_column[None, :]
     tl.store(output_rows[:, None] + columns[None, :], total.to(output_ptr.dtype.element_ty), mask=mask)
@@ -143,7 +171,7 @@ def int4_gemm_kernel(
         low_x = tl.load(x_rows + group * GROUP, mask=is_row[:, None], other=0.0)
         high_x = tl.load(x_rows + group * GROUP + HALF, mask=is_row[:, None], other=0.0)
         packed = tl.load(code_rows + group * HALF, mask=is_column[:, None], other=0)
-        scale = tl.load(scale_rows + group, mask=is_column, other=0.0)
+        scale = tl.load(scale_rows + group, mask=is_column, other=0.0).to(tl.float32)
         low = ((packed & 0xF).to(tl.float32) - 8.0).to(low_x.dtype)
         high = ((packed >> 4).to(tl.float32) - 8.0).to(low_x.dtype)
         part = tl.dot(low_x, tl.trans(low), input_precision="ieee")
@@ -154,8 +182,13 @@ def int4_gemm_kernel(
     tl.store(output_rows[:, None] + columns[None, :], total.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile | None = None) -> torch.Tensor:
-    """``x`` times the transpose of ``weight``. Shapes: see the module."""
+def quantised_gemm(
+    x: torch.Tensor, weight: QuantisedWeight, *, is_deterministic: bool = False, tile: GemmTile | None = None
+) -> torch.Tensor:
+    """``x`` times the transpose of ``weight``. Shapes: see the module.
+
+    Deterministic, the tile is that of a middling batch, whatever this one is.
+    """
     num_rows, in_features = x.shape
     out_features = weight.codes.shape[0]
     if in_features != weight.in_features:
@@ -165,8 +198,11 @@ def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile |
     output = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
     if output.numel() == 0:
         return output
-    shape = tile or quantised_gemm_tile(num_rows, x.dtype, weight.group)
-    kernel = int4_gemm_kernel if weight.group else int8_gemm_kernel
+    bits = weight.bits
+    shape = tile or quantised_gemm_tile(
+        DETERMINISTIC_ROWS if is_deterministic else num_rows, x.dtype, bits=bits, group=weight.group
+    )
+    kernel = int4_gemm_kernel if bits == 4 else int8_gemm_kernel
     kernel[(triton.cdiv(out_features, shape.columns), triton.cdiv(num_rows, shape.rows))](
         output,
         x,
@@ -177,7 +213,7 @@ def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile |
         weight.codes.stride(0),
         OUT_FEATURES=out_features,
         IN_FEATURES=in_features,
-        **_blocks(shape, weight.group),
+        **_blocks(shape, bits, weight.group),
         num_warps=warps_here(shape.num_warps),
         num_stages=shape.num_stages,
         enable_fp_fusion=True,
@@ -185,13 +221,15 @@ def quantised_gemm(x: torch.Tensor, weight: QuantisedWeight, *, tile: GemmTile |
     return output
 
 
-def _blocks(tile: GemmTile, group: int) -> dict[str, int]:
-    inner = {"GROUP": group} if group else {"DEPTH": tile.depth}
+def _blocks(tile: GemmTile, bits: int, group: int) -> dict[str, int | bool]:
+    inner = {"GROUP": group} if bits == 4 else {"DEPTH": group or tile.depth, "HAS_GROUPS": group > 0}
     return inner | {"ROWS": tile.rows, "COLUMNS": tile.columns}
 
 
-def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTile:
-    """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group of int4 codes."""
+def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, *, bits: int, group: int) -> GemmTile:
+    """Flat tiles with much in flight for few rows, tall ones for many; ``depth`` is the group where there are any."""
+    if bits == 8 and group:
+        return _grouped_int8_tile(num_rows, dtype)
     if dtype == torch.float32:
         return GemmTile(rows=16, columns=32, depth=group or 32, num_warps={32: 1, 128: 8}.get(group, 4), num_stages=2)
     if num_rows <= 16 and group:  # 2 KiB of codes at once: 16 bytes a thread at least
@@ -205,22 +243,33 @@ def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, group: int) -> GemmTi
     return GemmTile(rows=128, columns=128, depth=64, num_warps=8, num_stages=3)
 
 
+def _grouped_int8_tile(num_rows: int, dtype: torch.dtype) -> GemmTile:
+    if dtype == torch.float32:
+        return GemmTile(rows=16, columns=32, depth=INT8_GROUP, num_warps=4, num_stages=2)
+    if num_rows <= 16:
+        return GemmTile(rows=16, columns=128, depth=INT8_GROUP, num_warps=4, num_stages=4)
+    return GemmTile(rows=128, columns=64, depth=INT8_GROUP, num_warps=8, num_stages=3)
+
+
 def variants() -> list[Variant]:
-    """Both kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
+    """All kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
     found = []
+    kinds = [(8, 0, torch.float32), (8, 32, torch.float16), (4, 128, torch.float32)]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for group in (0, 32, 128) if dtype == torch.bfloat16 else (0, 128):
+        # groups of 32 as made here, and as files have them
+        more = [(4, 32, torch.float32), (4, 32, torch.float16)] if dtype == torch.bfloat16 else []
+        for bits, group, scales_dtype in kinds + more:
             types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
-            types |= {"codes_ptr": "*u8" if group else pointer(torch.int8), "scales_ptr": pointer(torch.float32)}
-            tiles = {quantised_gemm_tile(num_rows, dtype, group): None for num_rows in (1, 64, 1024)}
+            types |= {"codes_ptr": "*u8" if bits == 4 else pointer(torch.int8), "scales_ptr": pointer(scales_dtype)}
+            tiles = {quantised_gemm_tile(num_rows, dtype, bits=bits, group=group): None for num_rows in (1, 64, 1024)}
             for tile in tiles:
-                kind = f"int4/{group}" if group else "int8"
+                kind = f"int{bits}" + f"/{group}" * (group > 0) + "h" * (scales_dtype == torch.float16)
                 found.append(
                     Variant.of(
                         f"{kind}_gemm {tile.rows}x{tile.columns}x{tile.depth} {str(dtype).removeprefix('torch.')}",
-                        int4_gemm_kernel if group else int8_gemm_kernel,
+                        int4_gemm_kernel if bits == 4 else int8_gemm_kernel,
                         types,
-                        {"OUT_FEATURES": 4096, "IN_FEATURES": 14336} | _blocks(tile, group),
+                        {"OUT_FEATURES": 4096, "IN_FEATURES": 14336} | _blocks(tile, bits, group),
                         num_warps=tile.num_warps,
                         num_stages=tile.num_stages,
                     )

@@ -238,6 +238,8 @@ class FakeDevice:
 
 
 class _Kernels:
+    weight_kernels = None  # products of kept weights are no operations of torch, and would not be recorded
+
     def __init__(self, inner: AttentionBackend, device: FakeDevice) -> None:
         self._inner = inner
         self._device = device

@@ -2,8 +2,9 @@
 
 With a stream that is the host's own, all as on a GPU but the GPU: kernels, null sequences, sampling on the device,
 tokens fed back, steps launched ahead, and a page that two requests read once together, since this device is said to
-have hardly any bandwidth. Prints the tokens of each request, and how often attention read a page for two, as JSON. In a
-process of its own, since Triton asks for its interpreter when it is imported (TRITON_INTERPRET).
+have hardly any bandwidth. Prints, as JSON, the tokens of each request, how often attention read a page for two, what
+weights take and what a user is told. In a process of its own, since Triton asks for its interpreter when it is imported
+(TRITON_INTERPRET). SETTINGS, as JSON, may follow.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def build(model: str, **settings: object) -> tuple[Engine, EngineReady]:
     return startup.build_engine(config, startup.StageTimes(), lambda progress: None)
 
 
-def main(model: str) -> None:
+def main(model: str, settings: str = "{}") -> None:
     from kernels.gpu import backend, sharing_cost
 
     attend_shared, num_shared = backend.cascade_attention, 0
@@ -95,9 +96,11 @@ def main(model: str) -> None:
 
     backend.cascade_attention = count
     sharing_cost.WORTHWHILE, sharing_cost.PARTS_PER_MEMBER = 1.0, 1
-    engine, _ = build(model, async_scheduling=True, num_gpu_blocks_override=60)
-    print(json.dumps({"tokens": run(engine), "shared": num_shared}))
+    chosen = {"async_scheduling": True, "num_gpu_blocks_override": 60, **json.loads(settings)}
+    engine, ready = build(model, **chosen)
+    told = {"weight_bytes": ready.weight_bytes, "weight_form": ready.weight_form, "warnings": ready.warnings}
+    print(json.dumps({"tokens": run(engine), **told, "shared": num_shared}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -21,6 +21,7 @@ from engine.messages import SamplingParams
 from engine.step_result import StepResult
 from kernels.cpu import library
 from models.matrix_product import MatrixProduct
+from models.weight_place import WeightPlace
 from scheduler.batch import ScheduledBatch
 
 Logits = dict[tuple[str, int], torch.Tensor]
@@ -113,7 +114,7 @@ def test_without_it_a_lone_row_has_other_bits(rig: Callable, wide_llama_dir: Pat
 def test_a_products_rows_are_alike_from_two_rows_on(dtype: torch.dtype) -> None:
     """What the flag builds on, at the size of a layer of the demo model."""
     generator = torch.Generator().manual_seed(5)
-    product = MatrixProduct(torch.randn(640, 2048, generator=generator).to(dtype))
+    product = MatrixProduct(WeightPlace.of(torch.randn(640, 2048, generator=generator).to(dtype)))
     product.pack()
     assert product.is_packed
     x = torch.randn(40, 2048, generator=generator).to(dtype)

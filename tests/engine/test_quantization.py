@@ -36,7 +36,7 @@ def test_without_the_native_library_weights_are_floats_or_the_wish_is_refused() 
     stored = choose_forms("auto", NativeBackend(NativeLibrary()))
     assert stored is not None
     assert stored.quantization is Quantization.STORED
-    with pytest.raises(ConfigError, match="--quantization int8: only CPUs, with the native library"):
+    with pytest.raises(ConfigError, match="--quantization int8: CPUs have kernels for it in the native library only"):
         choose_forms("int8", TorchBackend())
 
 

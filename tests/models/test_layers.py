@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from models.layers import Linear
 from models.matrix_product import MatrixProduct
+from models.weight_place import WeightPlace
 
 CPU = torch.device("cpu")
 
@@ -39,7 +40,7 @@ def packable(request: pytest.FixtureRequest) -> torch.dtype:
 def test_a_packed_product_is_that_of_the_plain_weight(packable: torch.dtype, has_bias: bool, num_rows: int) -> None:
     dtype = packable
     weight, bias = drawn(200, 96, dtype=dtype), drawn(200, dtype=dtype) if has_bias else None
-    product = MatrixProduct(weight, bias)
+    product = MatrixProduct(WeightPlace.of(weight), bias)
     product.pack()
     assert product.is_packed
     x = drawn(num_rows, 2 * 96, dtype=dtype)[:, 96:]  # rows with a gap between them, as slices of a fused product have
@@ -97,9 +98,10 @@ def test_without_the_operation_the_plain_weight_goes_on_serving(
     operations: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight, x = drawn(200, 96, dtype=torch.float32), drawn(9, 96, dtype=torch.float32)
-    product = MatrixProduct(weight)
+    product = MatrixProduct(WeightPlace.of(weight))
     monkeypatch.setattr(torch.ops, "mkldnn", operations)
     product.pack()
     assert not product.is_packed
-    assert product.weight is weight
+    assert product.place is not None
+    assert product.place.tensor is weight
     assert torch.equal(product(x), F.linear(x, weight))

@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType
 
 from kernels.cpu.backend import NativeBackend
 from kernels.cpu.library import NativeLibrary
-from kernels.cpu.quantised_matrix import WeightKind
+from kernels.cpu.quantised_matrix import NativeKernels, WeightKind
 from models.checkpoint import resolve_checkpoint
 from models.llama import build_llama
 from models.loader import load_model
@@ -28,7 +28,7 @@ def library() -> NativeLibrary:
 
 def load(path: Path, library: NativeLibrary, quantization: Quantization | None) -> CausalLM:
     checkpoint = resolve_checkpoint(str(path))
-    forms = None if quantization is None else WeightForms(quantization, library)
+    forms = None if quantization is None else WeightForms(quantization, NativeKernels(library))
     backend = NativeBackend(library)
     return load_model(checkpoint, checkpoint.read_spec(), device=CPU, dtype=torch.float32, backend=backend, forms=forms)
 
@@ -56,7 +56,7 @@ def test_the_kind_of_a_weight(
     stored: GGMLQuantizationType | None,
     kind: WeightKind | None,
 ) -> None:
-    assert WeightForms(quantization, library).kind(name, columns, stored) is kind
+    assert WeightForms(quantization, NativeKernels(library)).kind(name, columns, stored) is kind
 
 
 def test_a_product_of_a_kept_and_another_tensor_is_not_kept(library: NativeLibrary, tiny_llama_dir: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_product_of_a_kept_and_another_tensor_is_not_kept(library: NativeLibra
     empty = build_llama(checkpoint.read_spec(), NativeBackend(library), dtype=torch.float32, device=CPU)
     parameters = empty.parameters()
     stored = dict.fromkeys(parameters, Q.Q8_0) | {"model.layers.0.self_attn.k_proj.weight": Q.F32}
-    kept = WeightForms(Quantization.STORED, library).keep(parameters, stored)
+    kept = WeightForms(Quantization.STORED, NativeKernels(library)).keep(parameters, stored, CPU)
     assert not any(name.startswith("model.layers.0.self_attn.") and "o_proj" not in name for name in kept)
     assert "model.layers.0.self_attn.o_proj.weight" in kept
     assert "model.layers.1.self_attn.k_proj.weight" in kept
