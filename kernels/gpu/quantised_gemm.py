@@ -245,7 +245,7 @@ def quantised_gemm_tile(num_rows: int, dtype: torch.dtype, *, bits: int, group: 
 
 def _grouped_int8_tile(num_rows: int, dtype: torch.dtype) -> GemmTile:
     if dtype == torch.float32:
-        return GemmTile(rows=16, columns=32, depth=INT8_GROUP, num_warps=4, num_stages=2)
+        return GemmTile(rows=16, columns=32, depth=INT8_GROUP, num_warps=2, num_stages=2)
     if num_rows <= 16:
         return GemmTile(rows=16, columns=128, depth=INT8_GROUP, num_warps=4, num_stages=4)
     return GemmTile(rows=128, columns=64, depth=INT8_GROUP, num_warps=8, num_stages=3)
@@ -254,10 +254,9 @@ def _grouped_int8_tile(num_rows: int, dtype: torch.dtype) -> GemmTile:
 def variants() -> list[Variant]:
     """All kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
     found = []
-    kinds = [(8, 0, torch.float32), (8, 32, torch.float16), (4, 128, torch.float32)]
+    kinds = [(8, 0, torch.float32), (8, 32, torch.float16), (4, 128, torch.float32), (4, 32, torch.float16)]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        # groups of 32 as made here, and as files have them
-        more = [(4, 32, torch.float32), (4, 32, torch.float16)] if dtype == torch.bfloat16 else []
+        more = [(4, 64, torch.float32), (4, 32, torch.float32)] if dtype == torch.bfloat16 else []
         for bits, group, scales_dtype in kinds + more:
             types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
             types |= {"codes_ptr": "*u8" if bits == 4 else pointer(torch.int8), "scales_ptr": pointer(scales_dtype)}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.choices import choose_forms
-from engine.config import ConfigError, EngineConfig
+from engine.choices import _check_columns, choose_forms
+from engine.config import ConfigError, EngineConfig, resolve_checkpoint
 from engine.startup import StageTimes, build_engine
 from kernels.cpu.backend import NativeBackend, TorchBackend
 from kernels.cpu.library import NativeLibrary
+from models.spec import ModelSpec
 from models.weight_forms import Quantization
 
 
@@ -38,6 +40,22 @@ def test_without_the_native_library_weights_are_floats_or_the_wish_is_refused() 
     assert stored.quantization is Quantization.STORED
     with pytest.raises(ConfigError, match="--quantization int8: CPUs have kernels for it in the native library only"):
         choose_forms("int8", TorchBackend())
+
+
+def with_columns(spec: ModelSpec, hidden_size: int, intermediate_size: int) -> ModelSpec:
+    return replace(spec, hidden_size=hidden_size, intermediate_size=intermediate_size, head_dim=hidden_size // 4)
+
+
+def test_matrices_whose_columns_are_no_groups_stay_floats_with_a_warning_or_refuse(tiny_llama_dir: Path) -> None:
+    forms = choose_forms("int4", NativeBackend(NativeLibrary()))
+    spec = resolve_checkpoint(str(tiny_llama_dir)).read_spec()
+    assert _check_columns(forms, spec) == []
+    assert _check_columns(forms, with_columns(spec, 64, 100)) == [
+        "--quantization int4: matrices of 100 columns cannot be cut into groups of 32, and stay floats"
+    ]
+    with pytest.raises(ConfigError, match=r"72, 100 columns cannot be cut .*, and this model has no others"):
+        _check_columns(forms, with_columns(spec, 72, 100))
+    assert _check_columns(choose_forms("auto", NativeBackend(NativeLibrary())), with_columns(spec, 72, 100)) == []
 
 
 def test_an_unknown_form_is_refused(tiny_llama_dir: Path) -> None:

@@ -16,6 +16,7 @@ from models.llama import build_llama
 from models.loader import load_model
 from models.model import CausalLM
 from models.weight_forms import Quantization, WeightForms
+from models.weight_place import WeightPlace
 
 CPU = torch.device("cpu")
 Q = GGMLQuantizationType
@@ -69,6 +70,20 @@ def test_a_product_of_a_kept_and_another_tensor_is_not_kept(library: NativeLibra
     assert not any(name.startswith("model.layers.0.self_attn.") and "o_proj" not in name for name in kept)
     assert "model.layers.0.self_attn.o_proj.weight" in kept
     assert "model.layers.1.self_attn.k_proj.weight" in kept
+
+
+def test_weights_that_are_kept_never_take_the_memory_of_floats(
+    library: NativeLibrary, tiny_llama_dir: Path, tiny_gemma3_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    tensor = WeightPlace.tensor.fget
+    assert tensor is not None
+    monkeypatch.setattr(WeightPlace, "tensor", property(lambda place: taken.append(place) or tensor(place)))
+    for directory in (tiny_llama_dir, tiny_gemma3_dir):
+        load(directory, library, Quantization.INT8)
+    assert taken == []
+    load(tiny_llama_dir, library, None)
+    assert len(taken) > 0
 
 
 @pytest.mark.slow

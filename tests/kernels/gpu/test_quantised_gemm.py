@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from kernels import reference_layers
+from kernels.gpu import quantised_gemm as module
 from kernels.gpu.moe_gemm import GemmTile
-from kernels.gpu.quantised_gemm import INT4_GROUPS, QuantisedWeight, quantised_gemm
+from kernels.gpu.quantised_gemm import INT4_GROUPS, QuantisedWeight, quantised_gemm, quantised_gemm_tile
 
 SMALL = GemmTile(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 # Sums of about 128 products of numbers near 1, rounded to values near 32.
@@ -22,6 +23,22 @@ def on(device: torch.device, weight: QuantisedWeight) -> QuantisedWeight:
 
 def quantise(weight: torch.Tensor, group: int) -> QuantisedWeight:
     return QuantisedWeight.int4(weight, group) if group else QuantisedWeight.int8(weight)
+
+
+def grouped_int8(weight: torch.Tensor) -> QuantisedWeight:
+    """As Q8_0 of a file: groups of 32, scales of float16."""
+    groups = weight.view(len(weight), -1, 32)
+    scales = (groups.abs().amax(dim=2) / 127).half()
+    codes = (groups / scales.float()[..., None]).round().clamp(-127, 127).to(torch.int8)
+    return QuantisedWeight(codes.flatten(1), scales, 32)
+
+
+FORMS = {
+    "int8": QuantisedWeight.int8,
+    "int8 in groups": grouped_int8,
+    "int4": QuantisedWeight.int4,
+    "int4 in groups of 32": lambda weight: QuantisedWeight.int4(weight, 32),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -44,6 +61,47 @@ def test_the_tiles_a_gpu_gets_equal_the_reference(num_rows: int, group: int, dev
     output = quantised_gemm(x.to(device), on(device, weight))
     expected = reference_layers.quantised_gemm(x, weight.integers(), weight.scales)
     torch.testing.assert_close(output.cpu().double(), expected, rtol=0, atol=2.0**-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 17, 65])
+def test_int8_codes_in_groups_equal_the_reference(num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    x, weight = normal(num_rows, 128).to(dtype), grouped_int8(normal(70, 128, seed=1))
+    output = quantised_gemm(x.to(device), on(device, weight))
+    expected = reference_layers.quantised_gemm(x, weight.integers(), weight.scales)
+    torch.testing.assert_close(output.cpu().double(), expected, rtol=0, atol=TOLERANCE[dtype])
+    values = x.double() @ weight.values().double().T
+    torch.testing.assert_close(output.cpu().double(), values, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+def test_deterministic_a_row_has_the_same_bits_in_every_batch(
+    form: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = normal(70, 128).to(dtype).to(device), on(device, FORMS[form](normal(40, 128, seed=1)))
+    whole = quantised_gemm(x, weight, is_deterministic=True)
+    for count in (1, 16, 17, 64, 69):
+        assert torch.equal(quantised_gemm(x[:count], weight, is_deterministic=True), whole[:count])
+        assert torch.equal(quantised_gemm(x[-count:], weight, is_deterministic=True), whole[-count:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_deterministic_the_tile_is_that_of_64_rows(
+    form: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def tile(num_rows: int, *arguments: object, **settings: object) -> GemmTile:
+        asked.append(num_rows)
+        return quantised_gemm_tile(num_rows, *arguments, **settings)
+
+    monkeypatch.setattr(module, "quantised_gemm_tile", tile)
+    weight = on(device, FORMS[form](normal(32, 128, seed=1)))
+    for count in (1, 70):
+        quantised_gemm(normal(count, 128).to(device), weight, is_deterministic=True)
+        quantised_gemm(normal(count, 128).to(device), weight)
+    assert asked == [64, 1, 64, 70]
 
 
 def test_int8_inputs_need_not_fill_the_last_tile(device: torch.device) -> None:
