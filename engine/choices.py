@@ -48,6 +48,8 @@ class Choices:
                 f"steps of --max-num-batched-tokens {config.max_num_batched_tokens} are full when as many streams run: "
                 f"no request starts before one of them ends, though --max-num-seqs {config.max_num_seqs} may run"
             )
+        if config.most_drafts and device.type != "cpu":
+            raise ConfigError(f"--speculative {config.speculative}: not with --device {device.type} yet, only on CPUs")
         threads = config.threads or usable_cores()
         if config.deterministic:
             threads, limits = _limits_of_determinism(threads, spec, device)

@@ -21,6 +21,8 @@ KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
+SPECULATIVE_METHODS = ("none", "ngram")
+MAX_SPECULATIVE_TOKENS = 64
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
@@ -45,6 +47,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``max_queued_requests`` or ``max_queued_tokens`` are refused, and those that wait longer than ``queue_timeout``
     seconds; None: for ever. ``long_prefill_token_threshold``, ``watermark_tokens`` and ``max_overtakes`` are explained
     in `SchedulerConfig`. ``async_scheduling``: schedule a step while the one before it runs.
+    ``speculative`` "ngram": compute up to ``num_speculative_tokens`` tokens more in a step of a request, on the chance
+    that those which followed the same few earlier in its text follow again.
 
     ``enforce_eager``: launch every step on a GPU kernel by kernel, without CUDA graphs. ``deterministic``: a request's
     logits have the same bits whatever runs beside it and however its prompt is cut, at some cost in speed.
@@ -78,8 +82,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     watermark_tokens: int = 32
     max_overtakes: int = 16
     async_scheduling: bool = False
+    speculative: str = "none"
+    num_speculative_tokens: int = 4
     enforce_eager: bool = False
     deterministic: bool = False
+
+    @property
+    def most_drafts(self) -> int:
+        """Tokens that may be guessed for a request in a step."""
+        return 0 if self.speculative == "none" else self.num_speculative_tokens
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""
@@ -94,6 +105,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.scheduling_policy not in SCHEDULING_POLICIES:
             choices = ", ".join(SCHEDULING_POLICIES)
             raise ConfigError(f"--scheduling-policy {self.scheduling_policy}: choose one of {choices}")
+        if self.speculative not in SPECULATIVE_METHODS:
+            raise ConfigError(f"--speculative {self.speculative}: choose one of {', '.join(SPECULATIVE_METHODS)}")
+        if self.speculative != "none" and self.async_scheduling:
+            raise ConfigError(
+                f"--speculative {self.speculative}: what a step guesses follows from what the step before drew, "
+                "which --async-scheduling does not wait for; choose one of them"
+            )
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"--block-size {self.block_size}: choose 8, 16, 32, 64 or 128 tokens")
         positive = {
@@ -107,6 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--long-prefill-token-threshold": self.long_prefill_token_threshold,
             "--max-queued-requests": self.max_queued_requests,
             "--max-queued-tokens": self.max_queued_tokens,
+            "--num-speculative-tokens": self.num_speculative_tokens,
         }
         for flag, value in positive.items():
             if value is not None and value < 1:
@@ -114,6 +133,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value, most in (
             ("--max-num-seqs", self.max_num_seqs, MAX_NUM_SEQS),
             ("--threads", self.threads, MAX_THREADS),
+            ("--num-speculative-tokens", self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS),
         ):
             if value is not None and value > most:
                 raise ConfigError(f"{flag} {value}: must be at most {most}")

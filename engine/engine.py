@@ -131,6 +131,8 @@ class Engine:
             tenant=request.tenant,
             timeout=request.timeout,
             queue_timeout=self._queue_timeout,
+            # samples are ranked by all tokens of their steps, those after a stop string included
+            speculates=not sampling.rank,
         )
 
     def abort(self, request_ids: list[str]) -> None:
@@ -186,8 +188,9 @@ class Engine:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
             return [_failed(name, failure) for name in ended]
         self._failed_steps = 0
-        self.scheduler.outlook.step_time.observe(step.batch.num_tokens, result.seconds)
-        outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()})
+        self.scheduler.observe(step.batch, result.seconds)
+        accepted = {name: token.num_accepted for name, token in drawn.items() if token.num_accepted}
+        outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()}, accepted)
         return [self._delta(output, drawn[output.request.request_id].logprob) for output in outputs]
 
     def _delta(self, output: TokenOutput, logprob: float) -> RequestDelta:
@@ -197,7 +200,7 @@ class Engine:
         named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
         return RequestDelta(
             request_id=request.request_id,
-            token_ids=[output.token_id],
+            token_ids=[*output.accepted, output.token_id],
             finish_reason=output.finish_reason,
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,

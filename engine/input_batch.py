@@ -81,7 +81,10 @@ class InputBatch:
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def prepare(self, batch: ScheduledBatch) -> StepTensors:
-        """Bring the tables up to date and lay out the step; one row of logits for every sequence that draws."""
+        """Bring the tables up to date and lay out the step.
+
+        One row of logits for every sequence that draws, in the order of the requests; before it, one for each draft.
+        """
         step = self.fill(batch)
         self.send(step)
         return self.tensors(step)
@@ -109,7 +112,8 @@ class InputBatch:
         if plan is not None:
             num_seqs = 0
         drawing = [row for row, request in enumerate(requests) if request.samples for _ in request.sequence_ids]
-        num_tokens, num_real, num_draws = int(counts.sum()), len(requests), len(drawing)
+        num_drafts = [requests[row].num_drafts for row in drawing]
+        num_tokens, num_real, num_draws = int(counts.sum()), len(requests), len(drawing) + sum(num_drafts)
         null_seqs = max(num_seqs - num_real, 0)
         shape = StepShape(
             max(num_tokens + null_seqs, self._min_rows),
@@ -141,7 +145,8 @@ class InputBatch:
         slots = host.slots[:, :num_tokens]
         np.multiply(self._tables.lookup(token_rows, blocks), self._block_size, out=slots, dtype=np.int64)
         slots += offsets
-        host.logits_rows[:num_draws] = starts[1:][drawing] - 1
+        newest = starts[1:][drawing] - 1
+        host.logits_rows[:num_draws] = _with_drafts(newest, num_drafts) if any(num_drafts) else newest
         _pad(host, num_tokens, num_real, num_draws)
         _fill_prefix(host, plan)
         return FilledStep(
@@ -250,6 +255,12 @@ def _fill_prefix(host: StepSections[Array], plan: PrefixPlan | None) -> None:
         host.prefix.members[:] = plan.members
         host.prefix.group_starts[:] = plan.group_starts
         host.prefix.prefix_lens[:] = plan.prefix_lens
+
+
+def _with_drafts(newest: Array, num_drafts: Sequence[int]) -> Array:
+    """The rows of the tokens that draw: each of ``newest``, after so many before it as there are drafts."""
+    counts = np.array(num_drafts) + 1
+    return np.repeat(newest - np.cumsum(counts), counts) + np.arange(1, counts.sum() + 1)
 
 
 def _pad(host: StepSections[Array], num_tokens: int, num_seqs: int, num_draws: int) -> None:

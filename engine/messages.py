@@ -100,13 +100,18 @@ class PreemptionNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request cost: pages at their peak, pages x seconds, and tokens that were, or were not, computed for it."""
+    """What a request cost: pages at their peak, pages x seconds, and tokens that were, or were not, computed for it.
+
+    ``draft_tokens`` were computed on a guess, and ``accepted_draft_tokens`` of them stood.
+    """
 
     peak_pages: int
     page_seconds: float
     cached_tokens: int
     recomputed_tokens: int
     rotations: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     preemptions: list[PreemptionNote]
 
 
@@ -184,6 +189,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     missed_prompt_tokens: dict[str, int]
     recomputed_tokens: int
     generation_tokens: int
+    drafts: int
+    draft_tokens: int
+    accepted_draft_tokens: int
     page_seconds: float
     steps: int
     step_seconds: float
@@ -266,6 +274,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int
     vocab_size: int
     layer_windows: list[int | None]
     eos_token_ids: list[int]

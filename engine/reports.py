@@ -61,6 +61,9 @@ def scheduler_stats(
         page_seconds=counters.page_seconds,
         recomputed_tokens=counters.recomputed_tokens,
         generation_tokens=counters.generation_tokens,
+        drafts=counters.drafts,
+        draft_tokens=counters.draft_tokens,
+        accepted_draft_tokens=counters.accepted_draft_tokens,
         steps=steps,
         step_seconds=step_seconds,
         audit_failures=audit_failures,
@@ -76,6 +79,8 @@ def request_ledger(request: Request) -> Ledger:
         cached_tokens=ledger.cached_tokens,
         recomputed_tokens=ledger.recomputed_tokens,
         rotations=ledger.rotations,
+        draft_tokens=ledger.draft_tokens,
+        accepted_draft_tokens=ledger.accepted_draft_tokens,
         preemptions=_notes(ledger.preemptions),
     )
 

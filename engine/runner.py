@@ -15,6 +15,7 @@ from engine.messages import SamplingParams
 from engine.paged_model import PagedModel
 from engine.sampler import Sampler, log_probability, uniform_draw
 from engine.step_result import DrawnToken, FinishedStep
+from engine.verification import num_accepted
 from models.model import CausalLM
 from scheduler.batch import PLACEHOLDER, ScheduledBatch
 
@@ -40,25 +41,35 @@ class Runner:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
         step = self._inputs.prepare(batch)
-        drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
-        params = [sampling[name] for _, name in drawing]
+        drawing = [
+            (request, name, place)
+            for request in batch.requests
+            if request.samples
+            for name in request.sequence_ids
+            for place in range(request.num_drafts + 1)
+        ]
+        params = [sampling[name] for _, name, _ in drawing]
         logits = None
         if all(one.temperature == 0.0 and not one.rank for one in params):
             token_ids = self._model.greedy(step)[: len(drawing)].tolist()
         else:
             logits = self._model.logits(step)[: len(drawing)]
             draws = [
-                uniform_draw(one.seed or 0, request.output_index)
-                for one, (request, _) in zip(params, drawing, strict=True)
+                uniform_draw(one.seed or 0, request.output_index + place)
+                for one, (request, _, place) in zip(params, drawing, strict=True)
             ]
             token_ids = self._sampler.sample(logits, params, draws)
-        self._newest = {name: token_id for (_, name), token_id in zip(drawing, token_ids, strict=True)}
-        return {
-            name: DrawnToken(
-                token_id, log_probability(logits[row], token_id) if logits is not None and params[row].rank else 0.0
-            )
-            for row, ((_, name), token_id) in enumerate(zip(drawing, token_ids, strict=True))
-        }
+        drawn: dict[str, DrawnToken] = {}
+        for row, (request, name, place) in enumerate(drawing):
+            if place == 0:
+                accepted = num_accepted(request.drafts, token_ids[row : row + request.num_drafts])
+                newest = row + accepted
+                logprob = 0.0
+                if logits is not None and params[row].rank:
+                    logprob = log_probability(logits[newest], token_ids[newest])
+                drawn[name] = DrawnToken(token_ids[newest], logprob, accepted)
+        self._newest = {name: token.token_id for name, token in drawn.items()}
+        return drawn
 
     def _fill_in(self, batch: ScheduledBatch) -> None:
         """Tokens that were not known when the step was scheduled, because the one before it drew them.

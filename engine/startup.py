@@ -83,6 +83,7 @@ def build_engine(
         max_model_len=choices.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        num_speculative_tokens=config.most_drafts,
         vocab_size=choices.spec.vocab_size,
         layer_windows=[layer.window for layer in choices.spec.layers],
         eos_token_ids=list(choices.spec.eos_token_ids),
@@ -130,6 +131,7 @@ def _make_scheduler(config: EngineConfig, choices: Choices, plan: PagePlan, pool
         max_queued_tokens=config.max_queued_tokens,
         watermark_tokens=config.watermark_tokens,
         max_overtakes=config.max_overtakes,
+        num_speculative_tokens=config.most_drafts,
         seconds_per_page=plan.page_bytes / HOST_COPY_BYTES_PER_SECOND,
     )
     return Scheduler(limits, pool.manager, _choose_policy(config))

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token, and its log probability where the request asked for it, else 0."""
+    """A token, and its log probability where the request asked for it, else 0.
+
+    The first ``num_accepted`` drafts of the request's share stand, and it comes behind them.
+    """
 
     token_id: int
     logprob: float
+    num_accepted: int = 0
 
 
 class StepResult(Protocol):

@@ -30,6 +30,9 @@ class ScheduledRequest(NamedTuple):
     that admission, so that a share can be told from one of an earlier life. ``sequence_ids`` are the sequences that
     each draw a next token from the last position: the request, and its children in the step that completes its prompt.
     ``output_index`` counts the tokens drawn before, so that a draw is a function of seed and index.
+
+    The last ``num_drafts`` of ``token_ids`` are guesses (see `Speculation`), in a share of a single sequence: a token
+    is drawn from each of the last ``num_drafts + 1`` positions.
     """
 
     request_id: str
@@ -41,10 +44,16 @@ class ScheduledRequest(NamedTuple):
     sequence_ids: tuple[str, ...]
     output_index: int
     new_blocks: ChangedBlocks
+    num_drafts: int = 0
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def drafts(self) -> list[int]:
+        """The guesses among its tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)

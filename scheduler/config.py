@@ -16,6 +16,7 @@ class SchedulerConfig:
     ``max_queued_requests`` and ``max_queued_tokens`` bound the queue. ``watermark_tokens``: nobody is admitted unless
     every running request can still grow by so many. ``max_overtakes``: requests that may start before one that waits
     for pages and was first. ``seconds_per_page``: what moving one page to the host or back takes.
+    ``num_speculative_tokens``: most drafts of a request in a step (see `Speculation`); 0: none, as where steps overlap.
     """
 
     max_num_seqs: int
@@ -27,6 +28,7 @@ class SchedulerConfig:
     watermark_tokens: int = 32
     max_overtakes: int = 16
     seconds_per_page: float = 2e-5
+    num_speculative_tokens: int = 0
 
     @property
     def long_prefill_threshold(self) -> int:

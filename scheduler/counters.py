@@ -15,6 +15,7 @@ class SchedulerCounters:
     """A prompt token is counted once, however often it is computed.
 
     ``missed_tokens`` are prompt tokens that had to be computed at first admission, by the reason they were not cached.
+    ``drafts`` counts steps of a request that had drafts, and ``draft_tokens`` what was in them.
     ``overtakes`` counts requests that started before one that waited for pages and was first.
     """
 
@@ -27,6 +28,9 @@ class SchedulerCounters:
     missed_tokens: Counter[MissReason] = field(default_factory=Counter)
     recomputed_tokens: int = 0
     generation_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     page_seconds: float = 0.0
 
     @property

@@ -21,6 +21,8 @@ class RequestLedger:
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     rotations: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     preemptions: list[Preemption] = field(default_factory=list)
 
     def close_turn(self, usage: SequenceUsage) -> None:

@@ -8,8 +8,9 @@ from scheduler.request import FinishReason, Request
 
 
 class TokenOutput(NamedTuple):
-    """The next token of a request, and the reason if it ended."""
+    """The next token of a request, and the reason if it ended. ``accepted`` are the drafts that stand before it."""
 
     request: Request
     token_id: int
     finish_reason: FinishReason | None
+    accepted: tuple[int, ...] = ()

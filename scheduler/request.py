@@ -54,6 +54,7 @@ class Request:
     """State of one request, made by whoever submits it; from ``children`` on, the scheduler's own.
 
     ``timeout`` and ``queue_timeout`` are seconds from arrival to the end, and to the start; None: no limit.
+    ``speculates``: it may have drafts, where there are any (see `Speculation`).
     ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`). ``children`` are
     further samples of the same prompt, until it is computed and they run beside this request.
 
@@ -73,6 +74,7 @@ class Request:
     tenant: str = ""
     timeout: float | None = None
     queue_timeout: float | None = None
+    speculates: bool = True
     children: list[Request] = field(default_factory=list)
 
     parent: Request | None = None

@@ -16,7 +16,7 @@ block table while it is running, and after its end until no step under way reads
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
 from block_manager.manager import BlockManager
@@ -31,6 +31,9 @@ from scheduler.planner import StepPlanner
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.refusal import Refusal, RefusalReason
 from scheduler.request import Request, RequestStatus
+from scheduler.speculation import Speculation
+
+NO_DRAFTS: Mapping[str, int] = {}
 
 
 class Scheduler:
@@ -53,6 +56,11 @@ class Scheduler:
         self.running = self.planner.running
         self.outlook = self.planner.outlook
         self._admission = self.planner.admission
+        self.speculation = (
+            Speculation(config, blocks, self.running, self._admission, self.counters)
+            if config.num_speculative_tokens
+            else None
+        )
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals: list[Request] = []  # since the latest step
@@ -108,6 +116,8 @@ class Scheduler:
         else:
             self.running.remove(request)
         request.status = RequestStatus.FINISHED
+        if self.speculation is not None:
+            self.speculation.forget(request)
         self.policy.leave(request)
         self.counters.page_seconds += request.ledger.page_seconds
         if request.children:
@@ -176,27 +186,45 @@ class Scheduler:
         if not plan:
             return ScheduledBatch(())  # what was released, and transfers, wait for a batch that somebody reads
         self._steps_under_way += 1
-        shares = tuple([self._share(request, num_tokens) for request, num_tokens in plan.items()])
+        drafts = self.speculation.draft(plan) if self.speculation is not None else {}
+        shares = tuple([self._share(one, num_tokens, drafts.get(one, ())) for one, num_tokens in plan.items()])
         return ScheduledBatch(shares, self.running.take_released(), self.blocks.take_transfers())
 
-    def update(self, batch: ScheduledBatch, sampled: dict[str, int]) -> list[TokenOutput]:
-        """Account for a step that ran: ``sampled`` has the next token of every sequence that draws one."""
+    def update(
+        self, batch: ScheduledBatch, sampled: dict[str, int], num_accepted: Mapping[str, int] = NO_DRAFTS
+    ) -> list[TokenOutput]:
+        """Account for a step that ran: ``sampled`` has the next token of every sequence that draws one.
+
+        Where ``num_accepted`` has a request, so many of its drafts stand, and its next token comes behind them.
+        """
         self._steps_under_way -= 1
         outputs = []
         for share in batch.requests:
             request = self._settle(share)
             if request is None:
                 continue
-            self._count_computed(request, share)
+            accepted: tuple[int, ...] = ()
+            if self.speculation is not None and share.num_drafts:
+                accepted = self.speculation.accept(request, share, num_accepted.get(share.request_id, 0))
+            self._count_computed(request, share, len(accepted))
             self.blocks.commit(share.request_id, request.num_computed_tokens, request.block_hashes)
+            if len(accepted) < share.num_drafts:
+                self.blocks.rollback(share.request_id, request.num_computed_tokens)
             if share.samples:
                 # children take their share of the pages first: the token may be the parent's last
                 children = self._run_children(request) if request.children else ()
-                outputs.append(self._append(request, sampled[share.request_id]))
+                outputs.append(self._append(request, sampled[share.request_id], accepted))
+                self.counters.generation_tokens += len(accepted)
                 for child in children:
                     outputs.append(self._append(child, sampled[child.request_id]))
         self.counters.generation_tokens += len(outputs)
         return outputs
+
+    def observe(self, batch: ScheduledBatch, seconds: float) -> None:
+        """A step took so long; estimates learn from it."""
+        self.outlook.step_time.observe(batch.num_tokens, seconds)
+        if self.speculation is not None:
+            self.speculation.observe(batch, seconds)
 
     def fail(self, batch: ScheduledBatch) -> list[str]:
         """Account for a step that failed, perhaps while it moved pages; the ids of the requests it ended.
@@ -232,7 +260,7 @@ class Scheduler:
         request.num_steps_under_way -= 1
         return request
 
-    def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
+    def _share(self, request: Request, num_tokens: int, drafts: Sequence[int]) -> ScheduledRequest:
         start = request.num_scheduled_tokens
         end = start + num_tokens
         token_ids = request.token_ids[start:end]
@@ -241,7 +269,7 @@ class Scheduler:
         admitted, request.is_new_table = request.is_new_table, False
         samples = end == request.num_expected_tokens
         drawn = request.num_expected_tokens + request.num_dropped_tokens - request.num_prompt_tokens
-        request.num_scheduled_tokens = end
+        request.num_scheduled_tokens = end  # drafts may fail, so they count when they stand
         request.num_steps_under_way += 1
         name = request.request_id
         names = request.own_ids
@@ -250,10 +278,13 @@ class Scheduler:
         elif samples:
             request.num_expected_tokens += 1  # with children it goes on when they have their share of its pages
         new_blocks = self.blocks.take_changed_blocks(name)
-        return ScheduledRequest(name, request.turn, token_ids, start, samples, admitted, names, drawn, new_blocks)
+        token_ids += drafts
+        return ScheduledRequest(
+            name, request.turn, token_ids, start, samples, admitted, names, drawn, new_blocks, len(drafts)
+        )
 
-    def _count_computed(self, request: Request, share: ScheduledRequest) -> None:
-        start, num_tokens = share.num_computed_tokens, len(share.token_ids)
+    def _count_computed(self, request: Request, share: ScheduledRequest, num_accepted: int) -> None:
+        start, num_tokens = share.num_computed_tokens, len(share.token_ids) - share.num_drafts + num_accepted
         request.num_computed_tokens = reached = start + num_tokens
         if start < request.high_water:
             recomputed = min(request.high_water, reached) - start
@@ -262,9 +293,9 @@ class Scheduler:
         if reached > request.high_water:
             request.high_water = reached
         if share.samples and self.policy.charges:
-            self.policy.charge(request, 0, len(share.sequence_ids))
+            self.policy.charge(request, 0, len(share.sequence_ids) + num_accepted)
 
-    def _append(self, request: Request, token_id: int) -> TokenOutput:
+    def _append(self, request: Request, token_id: int, accepted: tuple[int, ...] = ()) -> TokenOutput:
         request.token_ids.append(token_id)
         num_tokens = len(request.token_ids)
         if num_tokens > request.num_expected_tokens:
@@ -277,7 +308,7 @@ class Scheduler:
             self.finish(request.request_id)
         elif request.rotates and num_tokens > self._admission.rotation_limit:
             self._rotate(request)
-        return TokenOutput(request, token_id, reason)
+        return TokenOutput(request, token_id, reason, accepted)
 
     def _run_children(self, parent: Request) -> list[Request]:
         """The prompt is computed: its children run from here on, behind it, on the same pages."""

@@ -92,6 +92,8 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         watermark_tokens=parsed.watermark_tokens,
         max_overtakes=parsed.max_overtakes,
         async_scheduling=parsed.async_scheduling,
+        speculative=parsed.speculative,
+        num_speculative_tokens=parsed.num_speculative_tokens,
         enforce_eager=parsed.enforce_eager,
         deterministic=parsed.deterministic,
     )

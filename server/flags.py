@@ -182,6 +182,16 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
         help="requests that may start before an older one for which too few pages are free",
     )
     flags.add_argument(
+        "--speculative",
+        default="none",
+        metavar="METHOD",
+        help="guess tokens, so that one step may yield several: ngram guesses what followed the same few earlier in a "
+        "request's own text. No answer changes; docs/speculation.md says when it pays",
+    )
+    flags.add_argument(
+        "--num-speculative-tokens", type=int, default=4, metavar="N", help="most tokens guessed for a request in a step"
+    )
+    flags.add_argument(
         "--async-scheduling",
         action=argparse.BooleanOptionalAction,
         default=False,

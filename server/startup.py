@@ -59,6 +59,8 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
     host_pages = ready.stats.host_pages_total
     host_bytes = host_pages * ready.page_bytes
     host_memory = [("host memory", f"{host_bytes / 1e9:.2f} GB in {host_pages:,} pages")] if host_pages else []
+    guesses = f"n-grams, at most {ready.num_speculative_tokens} tokens for a request in a step"
+    speculation = [("speculation", guesses)] if ready.num_speculative_tokens else []
     rows = [
         ("model", model),
         ("device", f"{ready.device}, {ready.threads} {'thread' if ready.threads == 1 else 'threads'}"),
@@ -70,6 +72,7 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
         ("page", f"{ready.block_size} tokens in {ready.kv_dtype}, {ready.page_bytes:,} bytes"),
         ("max context", f"{ready.max_model_len:,} tokens"),
         ("batch", f"{ready.max_num_seqs} requests, {ready.max_num_batched_tokens} tokens a step"),
+        *speculation,
         ("start-up", f"{total:.1f} s: " + ", ".join(f"{stage} {took:.1f}" for stage, took in stages.items())),
         *(("warning", warning) for warning in ready.warnings),
         ("serving", f"{url}/v1"),

@@ -117,7 +117,7 @@ class Simulator:
         if self.refusals[RefusalReason.QUEUE_FULL]:
             measured.retry_after.freed(self._places_freed(), began)
         self._arrivals(began + seconds)
-        scheduler.outlook.step_time.observe(num_tokens, seconds)
+        scheduler.observe(batch, seconds)
         self._drawn(batch, began)
         measured.step_ended(scheduler.blocks)
         if not measured.num_steps % FAIRNESS_WINDOW:
@@ -129,7 +129,7 @@ class Simulator:
         """The step is over. Most requests had a token at its beginning: their gap is the same, and counted once."""
         now, open_requests, draws = self.now, self._open, self._draws
         num_alike = 0
-        for request, _, reason in self.scheduler.update(batch, draws):
+        for request, _, reason, _ in self.scheduler.update(batch, draws):
             name = request.request_id
             one = open_requests[name]
             if one.latest == began:

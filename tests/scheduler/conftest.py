@@ -157,18 +157,25 @@ class Simulation:
         """What the runner and the engine do with the oldest step under way."""
         batch = self.under_way.pop(0)
         self._carry_out(batch.transfers)
-        sampled = {}
+        sampled, num_accepted = {}, {}
         for share in batch.requests:
             self._write_and_read(share)
             if share.samples:
+                first = share.output_index
+                for draft in share.drafts:
+                    if draft != self.next_token(share.request_id, len(self.prompts[share.request_id]) + first):
+                        break
+                    first += 1
+                accepted = num_accepted[share.request_id] = first - share.output_index
                 for name in share.sequence_ids:
-                    sampled[name] = self.next_token(name, len(self.prompts[name]) + share.output_index)
-                self._histories[share.turn].append(sampled[share.request_id])
-        outputs = self.scheduler.update(batch, sampled)
+                    sampled[name] = self.next_token(name, len(self.prompts[name]) + first)
+                self._histories[share.turn] += [*share.drafts[:accepted], sampled[share.request_id]]
+                self._reached[share.turn] -= share.num_drafts - accepted
+        outputs = self.scheduler.update(batch, sampled, num_accepted)
         for output in outputs:
             request = output.request
             assert request.request_id not in self.reasons, "a token after the end"
-            self.outputs[request.request_id].append(output.token_id)
+            self.outputs[request.request_id] += [*output.accepted, output.token_id]
             if output.finish_reason is not None:
                 self._end(request, output.finish_reason)
         self.steps += 1
@@ -294,12 +301,14 @@ class Simulation:
         end = share.num_computed_tokens + share.num_tokens
         assert share.num_computed_tokens == self._reached[share.turn]
         self._reached[share.turn] = end
-        known = request.token_ids[share.num_computed_tokens : end]
-        assert share.token_ids in (known, [*known, PLACEHOLDER])
-        if len(share.token_ids) > len(known):
+        end_known = end - share.num_drafts
+        known = request.token_ids[share.num_computed_tokens : end_known]
+        assert [*share.token_ids[: share.num_tokens - share.num_drafts]] in (known, [*known, PLACEHOLDER])
+        assert not share.num_drafts or (share.samples and len(known) == len(share.sequence_ids) == 1)
+        if end_known - share.num_computed_tokens > len(known):
             assert earlier[-1].samples, "the token before it is drawn by nobody"
         assert end <= request.longest
-        assert share.samples == (end == expected)
+        assert share.samples == (end_known == expected)
         assert share.output_index == request.num_output_tokens + expected - request.num_tokens
         assert share.sequence_ids == tuple(member.request_id for member in request.family)
         assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.turn])
@@ -337,8 +346,8 @@ class Simulation:
         if request.turn != share.turn or request.status is not RequestStatus.RUNNING:
             return  # nobody reads what it computes
         start, end = share.num_computed_tokens, share.num_computed_tokens + share.num_tokens
-        tokens = self._histories[share.turn]
-        assert len(tokens) >= end
+        tokens = [*self._histories[share.turn][: end - share.num_drafts], *share.drafts]
+        assert len(tokens) == end
         assert tokens[start:end] == [tokens[end - 1] if one == PLACEHOLDER else one for one in share.token_ids]
         if not self.read_pages:
             return

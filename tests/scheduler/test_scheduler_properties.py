@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,12 @@ def policy(name: str) -> Policy:
     if name == "priority":
         return PriorityWithAging(aging=3.0)
     return FairShare({"a": 2.0, "b": 0.5}) if name == "fair" else FirstComeFirstServed()
+
+
+def repetitive_token(request_id: str, position: int) -> int:
+    """A fake model that mostly goes round in five tokens, so that guesses are right, wrong, and right up to a place."""
+    noise = zlib.crc32(f"{request_id}:{position}".encode())
+    return 1 + (noise % 1000 if noise % 6 == 0 else zlib.crc32(f"{request_id}:{position % 5}".encode()) % 1000)
 
 
 class Load:
@@ -118,6 +125,7 @@ class Load:
     depth=st.sampled_from([0, 1, 2]),
     max_queued=st.sampled_from([3, 1000, 1000]),
     rotates=st.booleans(),
+    num_drafts=st.sampled_from([0, 0, 1, 4]),
     seed=st.integers(0, 2**32),
 )
 def test_whatever_comes_every_request_ends_once_and_in_time_with_the_tokens_it_has_alone(
@@ -133,9 +141,12 @@ def test_whatever_comes_every_request_ends_once_and_in_time_with_the_tokens_it_h
     depth: int,
     max_queued: int,
     rotates: bool,
+    num_drafts: int,
     seed: int,
 ) -> None:
     source = random.Random(seed)
+    if num_drafts:
+        depth = 0  # drafts want to know what the step before them drew
     sim = simulate(
         num_pages=blocks * sum(group.pages_per_block for group in plan_groups(windows)) + odd_pages,
         windows=windows,
@@ -152,7 +163,9 @@ def test_whatever_comes_every_request_ends_once_and_in_time_with_the_tokens_it_h
         long_prefill_token_threshold=source.choice([None, None, 1, 1000]),
         max_overtakes=source.choice([0, 1, 16]),
         seconds_per_page=source.choice([0.0, 2e-5]),
+        num_speculative_tokens=num_drafts,
         read_pages=True,
+        **({"next_token": repetitive_token} if num_drafts else {}),
     )
     load = Load(sim, source, rotates=rotates)
     for _ in range(8):
@@ -170,6 +183,9 @@ def test_whatever_comes_every_request_ends_once_and_in_time_with_the_tokens_it_h
     assert counters.refusals.total() == len(sim.refusals)
     assert counters.generation_tokens == sum(map(len, sim.outputs.values()))
     assert counters.num_preemptions == sum(request.num_preemptions for request in sim.requests.values())
+    for name in ("draft_tokens", "accepted_draft_tokens"):
+        assert getattr(counters, name) == sum(getattr(one.ledger, name) for one in sim.requests.values())
+    assert counters.accepted_draft_tokens <= counters.draft_tokens <= num_drafts * counters.drafts
     assert counters.recomputed_tokens == sum(request.ledger.recomputed_tokens for request in sim.requests.values())
     assert counters.rotations == sum(request.ledger.rotations for request in sim.requests.values())
     families: dict[str, list[Request]] = {}

@@ -160,7 +160,14 @@ async def test_a_ledger_names_requests_of_the_same_key_only(guarded, engine, str
     fields = {"kind": "swap", "cause": "decode", "pages_freed": 3, "tokens_to_recompute": 0}
     notes = [PreemptionNote(requester=f"{name}-0-0", **fields) for name in (other, mine)]
     ledger = Ledger(
-        peak_pages=1, page_seconds=0.5, cached_tokens=0, recomputed_tokens=0, rotations=0, preemptions=notes
+        peak_pages=1,
+        page_seconds=0.5,
+        cached_tokens=0,
+        recomputed_tokens=0,
+        rotations=0,
+        draft_tokens=0,
+        accepted_draft_tokens=0,
+        preemptions=notes,
     )
     engine.answer("abc", ledger=ledger)
     response = await guarded.completion(include_ledger=True, stream=stream)

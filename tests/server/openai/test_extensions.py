@@ -13,6 +13,8 @@ LEDGER = Ledger(
     cached_tokens=32,
     recomputed_tokens=4,
     rotations=1,
+    draft_tokens=8,
+    accepted_draft_tokens=5,
     preemptions=[
         PreemptionNote(
             requester="cmpl-other-0-0", kind="recompute", cause="decode", pages_freed=3, tokens_to_recompute=4
@@ -25,6 +27,8 @@ LEDGER_FIELDS = {
     "cached_tokens": 32,
     "recomputed_tokens": 4,
     "rotations": 1,
+    "draft_tokens": 8,
+    "accepted_draft_tokens": 5,
     "preemptions": [
         {
             "requester": "cmpl-other-0-0",
