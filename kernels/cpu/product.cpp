@@ -42,8 +42,8 @@ class RowScratch {
 
   QuantisedRows reserve(int64_t num_rows, int64_t columns) {
     const int64_t groups = columns / kGroup;
-    const int64_t code_bytes = (num_rows * columns + 63) / 64 * 64, scale_bytes = (num_rows * groups * 4 + 63) / 64 * 64;
-    const int64_t bytes = code_bytes + 2 * scale_bytes;
+    const int64_t code_bytes = (num_rows * columns + 63) / 64 * 64;
+    const int64_t bytes = code_bytes + (num_rows * groups * sizeof(InputGroup) + 63) / 64 * 64;
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
@@ -51,8 +51,7 @@ class RowScratch {
       if (data_ == nullptr) throw std::bad_alloc();
       size_ = bytes;
     }
-    return {reinterpret_cast<int8_t*>(data_), reinterpret_cast<float*>(data_ + code_bytes),
-            reinterpret_cast<int32_t*>(data_ + code_bytes + scale_bytes), columns};
+    return {reinterpret_cast<int8_t*>(data_), reinterpret_cast<InputGroup*>(data_ + code_bytes), columns};
   }
 
  private:

@@ -1,6 +1,7 @@
 // Products with quantised weights, one panel at a time, compiled once per instruction set (see setup.py).
 //
 // Layout and numerics are those of quantised_matrix.h. Knows nothing of threads or of other panels.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -27,6 +28,17 @@ inline Vector load_vector(const void* p) {
 
 inline Int16 splat(int32_t x) { return x - Int16{}; }
 
+// x << bits in every lane.
+template <int bits>
+inline Int16 splat_shifted(int32_t x) {
+#if defined(__AVX512F__)
+  // as an intrinsic, or else compilers shift first and pay for a move between registers of different kinds
+  return reinterpret_cast<Int16>(_mm512_slli_epi32(_mm512_set1_epi32(x), bits));
+#else
+  return splat(x) << bits;
+#endif
+}
+
 inline Float16 multiply_add(Float16 a, Float16 b, Float16 c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Float16>(_mm512_fmadd_ps(a, b, c));
@@ -41,10 +53,9 @@ inline Float16 multiply_add(Float16 a, Float16 b, Float16 c) {
 // sums[r] += codes[4r .. 4r + 3] . quad, exactly.
 inline Int16 dot_quad(Int16 sums, Byte64 codes, const int8_t* quad) {
 #if defined(__AVX512VNNI__)
-  int32_t four;
-  memcpy(&four, quad, 4);
-  return reinterpret_cast<Int16>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes),
-                                                     _mm512_set1_epi32(four)));
+  // gcc makes two instructions of the intrinsics: a load into every lane is part of this one
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*reinterpret_cast<const int8_t(*)[4]>(quad)));
+  return sums;
 #else
   const Uint16 words = reinterpret_cast<Uint16>(codes);
   for (int b = 0; b < 4; ++b) {
@@ -77,9 +88,10 @@ inline Float16 halves(const uint8_t* p) {
 #endif
 }
 
+// 16 bytes, signed or not. By way of integers: compilers convert bytes to floats one by one.
 template <class Bytes>
 inline Float16 bytes(const uint8_t* p) {
-  return __builtin_convertvector(load_vector<Bytes>(p), Float16);
+  return __builtin_convertvector(__builtin_convertvector(load_vector<Bytes>(p), Int16), Float16);
 }
 
 // The 8 quads of a group.
@@ -106,10 +118,14 @@ inline void unpack_codes(const uint8_t* codes, Byte64* quads) {
   }
 }
 
-constexpr int code_offset(WeightKind kind) {
-  return kind == WeightKind::q8_0 ? 128 : kind == WeightKind::q5_0 ? 16 : kind == WeightKind::q4_0 ? 8
-       : kind == WeightKind::q6_k ? 32 : 0;
-}
+// Codes are offset by 1 << kOffsetBits, or not at all where that is 0.
+template <WeightKind kind>
+constexpr int kOffsetBits = kind == WeightKind::q8_0 ? 7 : kind == WeightKind::q5_0 ? 4 : kind == WeightKind::q4_0 ? 3
+                          : kind == WeightKind::q6_k ? 5 : 0;
+
+// From so many input rows on, each group is unpacked once for all of them, where that is work.
+template <WeightKind kind>
+constexpr int64_t kRowsWorthUnpacking = kind == WeightKind::q5_0 || kind == WeightKind::q6_k ? 16 : INT64_MAX;
 
 // The scales of a group: factors of codes, of each half of its columns for q6_k, and what q4_k subtracts.
 struct GroupScales {
@@ -137,66 +153,120 @@ inline GroupScales unpack_scales(const uint8_t* scales, int64_t groups, int64_t 
   return result;
 }
 
-// `kRows` input rows from `row` on; each weight is unpacked once for all of them.
-template <WeightKind kind, int kRows>
-inline void multiply(const uint8_t* panel, const QuantisedRows& rows, int64_t row, float* output,
-                     int64_t output_stride, int num_outputs) {
-  const int64_t groups = rows.columns / kGroup;
-  const uint8_t* codes = panel + scale_bytes(kind, rows.columns);
-  Float16 totals[kRows] = {};
-  for (int64_t group = 0; group < groups; ++group, codes += code_bytes(kind)) {
+// A group of a panel as the inner loop takes it.
+struct Group {
+  Byte64 quads[8];
+  GroupScales scales;
+};
+
+template <WeightKind kind>
+inline Group unpack_group(const uint8_t* panel, int64_t groups, int64_t group) {
+  const uint8_t* codes = panel + scale_bytes(kind, groups * kGroup) + group * code_bytes(kind);
 #if defined(__GNUC__)
-    __builtin_prefetch(codes + 4096);
-    __builtin_prefetch(codes + 4096 + 64);
-    __builtin_prefetch(codes + 4096 + 128);
-    __builtin_prefetch(codes + 4096 + 192);
+  for (int line = 0; line < 4; ++line) __builtin_prefetch(codes + 4096 + 64 * line);
 #endif
-    Byte64 quads[8];
-    unpack_codes<kind>(codes, quads);
-    const GroupScales scales = unpack_scales<kind>(panel, groups, group);
-    for (int m = 0; m < kRows; ++m) {
-      const int8_t* x = rows.codes + (row + m) * rows.columns + group * kGroup;
-      const int64_t place = (row + m) * groups + group;
-      const float x_scale = rows.scales[place];
-      if (kind == WeightKind::q6_k) {
-        int32_t first_sum = 0;
-        for (int k = 0; k < 16; ++k) first_sum += x[k];
-        Int16 first = splat(-32 * first_sum), second = splat(-32 * (rows.sums[place] - first_sum));
-        for (int j = 0; j < 4; ++j) {
-          first = dot_quad(first, quads[j], x + 4 * j);
-          second = dot_quad(second, quads[j + 4], x + 16 + 4 * j);
-        }
-        const Float16 sum = scales.factor * __builtin_convertvector(first, Float16);
-        totals[m] = multiply_add(multiply_add(scales.second_factor, __builtin_convertvector(second, Float16), sum),
-                                 x_scale - Float16{}, totals[m]);
-      } else {
-        Int16 even = splat(-code_offset(kind) * rows.sums[place]), odd = {};
-        for (int j = 0; j < 8; j += 2) {
-          even = dot_quad(even, quads[j], x + 4 * j);
-          odd = dot_quad(odd, quads[j + 1], x + 4 * (j + 1));
-        }
-        const Float16 sum = __builtin_convertvector(even + odd, Float16);
-        totals[m] = multiply_add(scales.factor * x_scale, sum, totals[m]);
-        if (kind == WeightKind::q4_k) {
-          const float correction = -x_scale * static_cast<float>(rows.sums[place]);
-          totals[m] = multiply_add(scales.minimum, correction - Float16{}, totals[m]);
-        }
+  Group result;
+  unpack_codes<kind>(codes, result.quads);
+  result.scales = unpack_scales<kind>(panel, groups, group);
+  return result;
+}
+
+// Adds the products of one group with `kRows` input rows from `row` on.
+template <WeightKind kind, int kRows>
+inline void add_group(const Group& weights, const QuantisedRows& rows, int64_t row, int64_t group, Float16* totals) {
+  const int64_t groups = rows.columns / kGroup;
+  for (int m = 0; m < kRows; ++m) {
+    const int8_t* x = rows.codes + (row + m) * rows.columns + group * kGroup;
+    const InputGroup& input = rows.groups[(row + m) * groups + group];
+    if (kind == WeightKind::q6_k) {
+      Int16 first = splat_shifted<kOffsetBits<kind>>(input.negated_first_sum);
+      Int16 second = splat_shifted<kOffsetBits<kind>>(input.negated_sum) - first;
+      for (int j = 0; j < 4; ++j) {
+        first = dot_quad(first, weights.quads[j], x + 4 * j);
+        second = dot_quad(second, weights.quads[j + 4], x + 16 + 4 * j);
+      }
+      const Float16 sum = weights.scales.factor * __builtin_convertvector(first, Float16);
+      totals[m] = multiply_add(multiply_add(weights.scales.second_factor, __builtin_convertvector(second, Float16), sum),
+                               input.scale - Float16{}, totals[m]);
+    } else {
+      Int16 even = {}, odd = {};
+      if (kOffsetBits<kind>) even = splat_shifted<kOffsetBits<kind>>(input.negated_sum);
+      for (int j = 0; j < 8; j += 2) {
+        even = dot_quad(even, weights.quads[j], x + 4 * j);
+        odd = dot_quad(odd, weights.quads[j + 1], x + 4 * (j + 1));
+      }
+      const Float16 sum = __builtin_convertvector(even + odd, Float16);
+      totals[m] = multiply_add(weights.scales.factor * input.scale, sum, totals[m]);
+      if (kind == WeightKind::q4_k) {
+        totals[m] = multiply_add(weights.scales.minimum, input.correction - Float16{}, totals[m]);
       }
     }
   }
-  for (int m = 0; m < kRows; ++m) {
-    memcpy(output + (row + m) * output_stride, &totals[m], sizeof(float) * num_outputs);
+}
+
+// Where the outputs of a panel go: `count` of each input row.
+struct OutputTile {
+  float* start;
+  int64_t stride;
+  int count;
+
+  template <int kRows>
+  void load(int64_t row, Float16* totals) const {
+    for (int m = 0; m < kRows; ++m) memcpy(&totals[m], start + (row + m) * stride, sizeof(float) * count);
+  }
+
+  template <int kRows>
+  void store(int64_t row, const Float16* totals) const {
+    for (int m = 0; m < kRows; ++m) memcpy(start + (row + m) * stride, &totals[m], sizeof(float) * count);
+  }
+};
+
+template <WeightKind kind, int kRows>
+inline void multiply_rows(const uint8_t* panel, const QuantisedRows& rows, int64_t row, const OutputTile& output) {
+  const int64_t groups = rows.columns / kGroup;
+  Float16 totals[kRows] = {};
+  for (int64_t group = 0; group < groups; ++group) {
+    add_group<kind, kRows>(unpack_group<kind>(panel, groups, group), rows, row, group, totals);
+  }
+  output.store<kRows>(row, totals);
+}
+
+// Continues with groups [first, last), which are unpacked, from totals that `output` holds.
+template <WeightKind kind, int kRows>
+inline void multiply_rows(const Group* unpacked, int64_t first, int64_t last, const QuantisedRows& rows, int64_t row,
+                          const OutputTile& output) {
+  Float16 totals[kRows] = {};
+  if (first) output.load<kRows>(row, totals);
+  for (int64_t group = first; group < last; ++group) {
+    add_group<kind, kRows>(unpacked[group - first], rows, row, group, totals);
+  }
+  output.store<kRows>(row, totals);
+}
+
+// All rows, so many that each group is unpacked once for all of them. It goes by runs of groups that stay in the first
+// cache.
+template <WeightKind kind>
+void multiply_many(const uint8_t* panel, const QuantisedRows& rows, int64_t num_rows, const OutputTile& output) {
+  constexpr int64_t kRun = 20;
+  const int64_t groups = rows.columns / kGroup;
+  for (int64_t first = 0; first < groups; first += kRun) {
+    const int64_t last = std::min(groups, first + kRun);
+    Group unpacked[kRun];
+    for (int64_t group = first; group < last; ++group) unpacked[group - first] = unpack_group<kind>(panel, groups, group);
+    int64_t row = 0;
+    for (; row + 8 <= num_rows; row += 8) multiply_rows<kind, 8>(unpacked, first, last, rows, row, output);
+    for (; row < num_rows; ++row) multiply_rows<kind, 1>(unpacked, first, last, rows, row, output);
   }
 }
 
 template <WeightKind kind>
-void multiply_all(const uint8_t* panel, const QuantisedRows& rows, int64_t num_rows, float* output,
-                  int64_t output_stride, int num_outputs) {
+void multiply_all(const uint8_t* panel, const QuantisedRows& rows, int64_t num_rows, const OutputTile& output) {
+  if (num_rows >= kRowsWorthUnpacking<kind>) return multiply_many<kind>(panel, rows, num_rows, output);
   int64_t row = 0;
-  for (; row + 8 <= num_rows; row += 8) multiply<kind, 8>(panel, rows, row, output, output_stride, num_outputs);
-  for (; row + 4 <= num_rows; row += 4) multiply<kind, 4>(panel, rows, row, output, output_stride, num_outputs);
-  for (; row + 2 <= num_rows; row += 2) multiply<kind, 2>(panel, rows, row, output, output_stride, num_outputs);
-  for (; row < num_rows; ++row) multiply<kind, 1>(panel, rows, row, output, output_stride, num_outputs);
+  for (; row + 8 <= num_rows; row += 8) multiply_rows<kind, 8>(panel, rows, row, output);
+  for (; row + 4 <= num_rows; row += 4) multiply_rows<kind, 4>(panel, rows, row, output);
+  for (; row + 2 <= num_rows; row += 2) multiply_rows<kind, 2>(panel, rows, row, output);
+  for (; row < num_rows; ++row) multiply_rows<kind, 1>(panel, rows, row, output);
 }
 
 void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t num_rows,
@@ -204,28 +274,26 @@ void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const Quantise
   const uint8_t* panel = matrix.panels + index * panel_bytes(matrix.kind, rows.columns);
   const int64_t left = matrix.rows - index * kPanelRows;
   const int num_outputs = left < kPanelRows ? static_cast<int>(left) : kPanelRows;
-  float* to = output + index * kPanelRows;
+  const OutputTile tile{output + index * kPanelRows, output_stride, num_outputs};
   switch (matrix.kind) {
-    case WeightKind::q8_0: return multiply_all<WeightKind::q8_0>(panel, rows, num_rows, to, output_stride, num_outputs);
-    case WeightKind::q5_0: return multiply_all<WeightKind::q5_0>(panel, rows, num_rows, to, output_stride, num_outputs);
-    case WeightKind::q4_0: return multiply_all<WeightKind::q4_0>(panel, rows, num_rows, to, output_stride, num_outputs);
-    case WeightKind::q4_k: return multiply_all<WeightKind::q4_k>(panel, rows, num_rows, to, output_stride, num_outputs);
-    case WeightKind::q6_k: return multiply_all<WeightKind::q6_k>(panel, rows, num_rows, to, output_stride, num_outputs);
+    case WeightKind::q8_0: return multiply_all<WeightKind::q8_0>(panel, rows, num_rows, tile);
+    case WeightKind::q5_0: return multiply_all<WeightKind::q5_0>(panel, rows, num_rows, tile);
+    case WeightKind::q4_0: return multiply_all<WeightKind::q4_0>(panel, rows, num_rows, tile);
+    case WeightKind::q4_k: return multiply_all<WeightKind::q4_k>(panel, rows, num_rows, tile);
+    case WeightKind::q6_k: return multiply_all<WeightKind::q6_k>(panel, rows, num_rows, tile);
   }
 }
 
 template <WeightKind kind>
 void unpack(const uint8_t* panel, int64_t columns, int lane, float* output) {
-  const int64_t groups = columns / kGroup;
-  const uint8_t* codes = panel + scale_bytes(kind, columns);
-  for (int64_t group = 0; group < groups; ++group, codes += code_bytes(kind)) {
-    Byte64 quads[8];
-    unpack_codes<kind>(codes, quads);
-    const GroupScales scales = unpack_scales<kind>(panel, groups, group);
+  constexpr int offset = kOffsetBits<kind> ? 1 << kOffsetBits<kind> : 0;
+  for (int64_t group = 0; group < columns / kGroup; ++group) {
+    const Group weights = unpack_group<kind>(panel, columns / kGroup, group);
     for (int k = 0; k < kGroup; ++k) {
-      const float factor = kind == WeightKind::q6_k && k >= 16 ? scales.second_factor[lane] : scales.factor[lane];
-      const float code = static_cast<float>(quads[k / 4][lane * 4 + k % 4] - code_offset(kind));
-      output[group * kGroup + k] = factor * code - scales.minimum[lane];
+      const bool is_second = kind == WeightKind::q6_k && k >= 16;
+      const float factor = is_second ? weights.scales.second_factor[lane] : weights.scales.factor[lane];
+      const float code = static_cast<float>(weights.quads[k / 4][lane * 4 + k % 4] - offset);
+      output[group * kGroup + k] = factor * code - weights.scales.minimum[lane];
     }
   }
 }
@@ -274,6 +342,36 @@ void prepare(const ProductCall& call, const Source* input, float* prepared) {
   }
 }
 
+int32_t sum_codes(const int8_t* codes) {  // of 16
+  const Int16 wide = __builtin_convertvector(load_vector<Sbyte16>(codes), Int16);
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(wide));
+#else
+  int32_t sum = 0;
+  for (int k = 0; k < 16; ++k) sum += wide[k];
+  return sum;
+#endif
+}
+
+void quantise_group(const float* x, int8_t* codes, InputGroup& group) {
+  // As integers, magnitudes compare like the numbers, and NaN is the largest.
+  vint most = {};
+  for (int k = 0; k < kGroup; k += kLanes) {
+    const vint magnitude = as_int(load(x + k)) & 0x7fffffff;
+    most = magnitude > most ? magnitude : most;
+  }
+  const int32_t bits = max_lanes(most);
+  float largest;
+  memcpy(&largest, &bits, sizeof largest);
+  const bool is_finite = bits < 0x7f800000;
+  const float scale = is_finite ? largest / 127.0f : NAN;  // NaN and infinity show in every output of the row
+  const float inverse = is_finite && scale > 1e-35f ? 1.0f / scale : 0.0f;
+  if (!is_finite) memset(codes, 0, kGroup);
+  for (int k = 0; is_finite && k < kGroup; k += kLanes) store(reinterpret_cast<i8*>(codes + k), load(x + k) * inverse);
+  const int32_t first_sum = sum_codes(codes), sum = first_sum + sum_codes(codes + 16);
+  group = {scale, -scale * static_cast<float>(sum), -sum, -first_sum};
+}
+
 void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
   if (call.input_dtype == DType::bfloat16) {
     prepare(call, static_cast<const bf16*>(call.input) + row * call.input_stride, scratch);
@@ -282,32 +380,8 @@ void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& row
   }
   const int64_t groups = call.columns / kGroup;
   for (int64_t group = 0; group < groups; ++group) {
-    const float* x = scratch + group * kGroup;
-    // As integers, magnitudes compare like the numbers, and NaN is the largest.
-    vint most = {};
-    for (int k = 0; k < kGroup; k += kLanes) {
-      const vint magnitude = as_int(load(x + k)) & 0x7fffffff;
-      most = magnitude > most ? magnitude : most;
-    }
-    int32_t bits = 0;
-    for (int lane = 0; lane < kLanes; ++lane) bits = most[lane] > bits ? most[lane] : bits;
-    float largest;
-    memcpy(&largest, &bits, sizeof largest);
-    const bool is_finite = bits < 0x7f800000;
-    const float scale = is_finite ? largest / 127.0f : NAN;  // NaN and infinity show in every output of the row
-    const float inverse = is_finite && scale > 1e-35f ? 1.0f / scale : 0.0f;
-    int8_t* codes = rows.codes + row * call.columns + group * kGroup;
-    for (int k = 0; k < kGroup; k += kLanes) {
-      if (is_finite) {
-        store(reinterpret_cast<i8*>(codes + k), load(x + k) * inverse);
-      } else {
-        memset(codes + k, 0, kLanes);
-      }
-    }
-    int32_t sum = 0;
-    for (int k = 0; k < kGroup; ++k) sum += codes[k];
-    rows.scales[row * groups + group] = scale;
-    rows.sums[row * groups + group] = sum;
+    quantise_group(scratch + group * kGroup, rows.codes + row * call.columns + group * kGroup,
+                   rows.groups[row * groups + group]);
   }
 }
 

@@ -83,11 +83,17 @@ struct ProductCall {
   int64_t output_stride;
 };
 
+// What goes with the 32 codes of a group of an input row. Sums are negated: they take weights' offsets back.
+struct InputGroup {
+  float scale;
+  float correction;  // -scale * sum of codes
+  int32_t negated_sum, negated_first_sum;  // of all codes, of the first 16
+};
+
 // Input rows as the panels meet them.
 struct QuantisedRows {
-  int8_t* codes;  // [num_rows, columns]
-  float* scales;  // [num_rows, groups]
-  int32_t* sums;  // [num_rows, groups], of codes
+  int8_t* codes;       // [num_rows, columns]
+  InputGroup* groups;  // [num_rows, columns / 32]
   int64_t columns;
 };
 

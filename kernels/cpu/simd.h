@@ -277,11 +277,17 @@ inline uint32_t mask_of(vint comparison) {
 #endif
 }
 
-inline float max_lanes(vfloat x) {
-  float best = x[0];
+template <class Vector>
+inline auto max_lanes(Vector x) {
+  auto best = x[0];
   for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
   return best;
 }
+
+#if defined(__AVX512F__)
+inline float max_lanes(vfloat x) { return _mm512_reduce_max_ps(x); }
+inline int32_t max_lanes(vint x) { return _mm512_reduce_max_epi32(reinterpret_cast<__m512i>(x)); }
+#endif
 
 // e^x to about 1e-7 relative for x <= 88; exactly 1 at 0 and exactly 0 below -87 (also at -infinity).
 inline vfloat exp(vfloat x) {
