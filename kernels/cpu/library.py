@@ -113,8 +113,8 @@ _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS: dict[str, list[type]] = {
     "octavo_add_normed": [_INT, _INT, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER, ctypes.c_float],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
-    "octavo_pack_stored_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
-    "octavo_pack_float_rows": [_INT, _POINTER, _LONG, _LONG, _LONG, _POINTER, _INT],
+    "octavo_pack_stored_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
+    "octavo_pack_float_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_product": [_INT, _INT, _POINTER],
     "octavo_product_argmax": [_INT, _INT, _POINTER, _POINTER],
     "octavo_sample": [_INT, _INT, _POINTER],

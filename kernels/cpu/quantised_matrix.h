@@ -7,6 +7,7 @@
 //
 //   kind   codes of a group (bytes)                    a weight is                     scales of a panel
 //   q8_0   512: one byte, offset by 128                s * (c - 128)                   s: half per row and group
+//   q8_planes  256, and 256 elsewhere: as q8_0, upper and lower nibbles apart          s: half per row and group
 //   q5_0   256 + 64: low nibbles, then fifth bits      s * (c - 16)                    s: half per row and group
 //   q4_0   256: nibbles                                s * (c - 8)                     s: half per row and group
 //   q4_k   256: nibbles                                d * a * c - e * b               a, b: byte per row and group;
@@ -15,7 +16,8 @@
 //                                                                                      d: float per row and 8 groups
 //
 // A byte of nibbles holds quad j in its low and quad j + 4 in its high half. A panel is its scales, padded to 64 bytes,
-// then its codes. Rows beyond the last are zero.
+// then its codes. Rows beyond the last are zero. The lower nibbles of q8_planes follow the last panel, in the order of
+// panels: the largest output is found by reading few of them (see argmax.cpp).
 //
 // Numerics contract. An input row is quantised by itself: int8 codes and one scale per 32 columns, as llama.cpp does.
 // Products of codes are summed exactly in 32-bit integers, groups in float32 in ascending order. So the bits of an
@@ -29,13 +31,15 @@
 
 namespace octavo {
 
-enum class WeightKind : int32_t { q8_0 = 0, q5_0 = 1, q4_0 = 2, q4_k = 3, q6_k = 4 };
+enum class WeightKind : int32_t { q8_0 = 0, q5_0 = 1, q4_0 = 2, q4_k = 3, q6_k = 4, q8_planes = 5 };
 
 constexpr int kPanelRows = 16;
 constexpr int kGroup = 32;       // columns that share a scale
 constexpr int kSuperGroups = 8;  // groups that share the outer scales of q4_k and q6_k
 
 constexpr bool has_outer_scales(WeightKind kind) { return kind == WeightKind::q4_k || kind == WeightKind::q6_k; }
+
+constexpr bool has_bytes(WeightKind kind) { return kind == WeightKind::q8_0 || kind == WeightKind::q8_planes; }
 
 constexpr int64_t code_bytes(WeightKind kind) {  // of a group of a panel
   return kind == WeightKind::q8_0 ? 512 : kind == WeightKind::q5_0 ? 320 : kind == WeightKind::q6_k ? 384 : 256;
@@ -53,10 +57,21 @@ constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
   return scale_bytes(kind, columns) + columns / kGroup * code_bytes(kind);
 }
 
+constexpr int64_t lower_bytes(WeightKind kind, int64_t columns) {  // of a panel, beyond the last
+  return kind == WeightKind::q8_planes ? columns / kGroup * 256 : 0;
+}
+
+constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+
 struct QuantisedMatrix {
-  const uint8_t* panels;
+  uint8_t* panels;
   int64_t rows;
   WeightKind kind;
+
+  uint8_t* panel(int64_t index, int64_t columns) const { return panels + index * panel_bytes(kind, columns); }
+  uint8_t* lower(int64_t index, int64_t columns) const {
+    return panel(num_panels(rows), columns) + index * lower_bytes(kind, columns);
+  }
 };
 
 // What is done to an input row before it is quantised.
@@ -103,6 +118,10 @@ struct ProductTable {
   // Multiplies panel `panel` of `matrix` with all rows; `output` is that of the matrix's first row.
   void (*multiply_panel)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t num_rows,
                          float* output, int64_t output_stride);
+  // Whether an output of a panel of q8_planes may be `least` or more, by its upper nibbles alone. `slack` [groups] is the
+  // most that lower nibbles add to or take from a group of input row `row`, in units of the weights' scale.
+  bool (*may_reach)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t row,
+                    const float* slack, float least);
   // The weights of one row, as float32.
   void (*unpack_row)(const QuantisedMatrix& matrix, int64_t columns, int64_t row, float* output);
 };

@@ -19,17 +19,19 @@ from kernels.cpu.library import NativeLibrary
 GROUP = 32  # columns that share a scale
 SUPER_GROUP = 256  # columns of a block of the K kinds
 PANEL_ROWS = 16
+TABLE_ROWS = 1 << 15  # from so many rows on a matrix is a vocabulary's, and its largest output what is asked for most
 _INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class WeightKind(enum.IntEnum):
-    """Formats of ggml that are kept as they are."""
+    """Formats of ggml that are kept as they are; Q8_PLANES is Q8_0 laid out for the largest output to be found fast."""
 
     Q8_0 = 0
     Q5_0 = 1
     Q4_0 = 2
     Q4_K = 3
     Q6_K = 4
+    Q8_PLANES = 5
 
 
 class Prologue(enum.IntEnum):
@@ -89,17 +91,17 @@ class QuantisedMatrix:
         num_rows = self._check_run(first_row, rows)
         self.library.check(
             self.library.handle.octavo_pack_stored_rows(
-                self.kind, rows.data_ptr(), first_row, num_rows, self.columns, self._panels.data_ptr(), num_threads
+                ctypes.byref(self.description), rows.data_ptr(), first_row, num_rows, self.columns, num_threads
             )
         )
 
     def pack_floats(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
-        """Quantise float32 ``rows`` [num_rows, columns] into place; of the kinds Q8_0 and Q4_0."""
+        """Quantise float32 ``rows`` [num_rows, columns] into place; of the kinds Q8_0, Q8_PLANES and Q4_0."""
         rows = rows.float().contiguous()
         num_rows = self._check_run(first_row, rows)
         self.library.check(
             self.library.handle.octavo_pack_float_rows(
-                self.kind, rows.data_ptr(), first_row, num_rows, self.columns, self._panels.data_ptr(), num_threads
+                ctypes.byref(self.description), rows.data_ptr(), first_row, num_rows, self.columns, num_threads
             )
         )
 
@@ -235,7 +237,11 @@ class NativeKernels:
     def matrices(
         self, kinds: Sequence[WeightKind], rows: Sequence[int], columns: int, device: torch.device
     ) -> list[QuantisedMatrix]:
-        """Of any kinds; ``device`` is the host."""
+        """Of any kinds; ``device`` is the host. Tables of a vocabulary are laid out for `QuantisedProduct.argmax`."""
+        planes = {WeightKind.Q8_0: WeightKind.Q8_PLANES}
         return [
-            QuantisedMatrix(self._library, kind, num_rows, columns) for kind, num_rows in zip(kinds, rows, strict=True)
+            QuantisedMatrix(
+                self._library, planes.get(kind, kind) if num_rows >= TABLE_ROWS else kind, num_rows, columns
+            )
+            for kind, num_rows in zip(kinds, rows, strict=True)
         ]

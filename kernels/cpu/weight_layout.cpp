@@ -121,7 +121,8 @@ void read_q6_k(const uint8_t* row, int64_t groups, PlainRow& plain) {
 
 void read_row(WeightKind kind, const uint8_t* row, int64_t groups, PlainRow& plain) {
   switch (kind) {
-    case WeightKind::q8_0: return read_q8_0(row, groups, plain);
+    case WeightKind::q8_0:
+    case WeightKind::q8_planes: return read_q8_0(row, groups, plain);
     case WeightKind::q5_0: return read_q5_0(row, groups, plain);
     case WeightKind::q4_0: return read_q4_0(row, groups, plain);
     case WeightKind::q4_k: return read_q4_k(row, groups, plain);
@@ -137,12 +138,12 @@ void quantise_row(WeightKind kind, const float* row, int64_t groups, PlainRow& p
     for (int k = 0; k < kGroup; ++k) {
       if (std::fabs(x[k]) > std::fabs(extreme)) extreme = x[k];
     }
-    const float wanted = kind == WeightKind::q8_0 ? std::fabs(extreme) / 127.0f : extreme / -8.0f;
+    const float wanted = has_bytes(kind) ? std::fabs(extreme) / 127.0f : extreme / -8.0f;
     plain.halves[g] = half_of_float(wanted);
     const float scale = float_of_half(plain.halves[g]);
     const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-    const float least = kind == WeightKind::q8_0 ? -127.0f : -8.0f, most = kind == WeightKind::q8_0 ? 127.0f : 7.0f;
-    const int offset = kind == WeightKind::q8_0 ? 128 : 8;
+    const float least = has_bytes(kind) ? -127.0f : -8.0f, most = has_bytes(kind) ? 127.0f : 7.0f;
+    const int offset = has_bytes(kind) ? 128 : 8;
     for (int k = 0; k < kGroup; ++k) {
       const float code = std::min(most, std::max(least, std::nearbyint(x[k] * inverse)));
       plain.codes[g * kGroup + k] = static_cast<uint8_t>(static_cast<int>(code) + offset);
@@ -150,8 +151,8 @@ void quantise_row(WeightKind kind, const float* row, int64_t groups, PlainRow& p
   }
 }
 
-void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, uint8_t* codes) {
-  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind)) {
+void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, uint8_t* codes, uint8_t* lower) {
+  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind), lower += 256) {
     for (int k = 0; k < kGroup; ++k) {
       const uint8_t code = row[g * kGroup + k];
       const int quad = k / 4, byte = lane * 4 + k % 4;
@@ -159,7 +160,13 @@ void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, 
         codes[quad * 64 + byte] = code;
         continue;
       }
-      codes[quad % 4 * 64 + byte] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
+      const int pair = quad % 4 * 64 + byte, shift = quad < 4 ? 0 : 4;
+      if (kind == WeightKind::q8_planes) {
+        codes[pair] |= static_cast<uint8_t>(code >> 4 << shift);
+        lower[pair] |= static_cast<uint8_t>((code & 15) << shift);
+        continue;
+      }
+      codes[pair] |= static_cast<uint8_t>((code & 15) << shift);
       if (kind == WeightKind::q5_0) codes[256 + quad * 8 + byte / 8] |= static_cast<uint8_t>((code >> 4) << byte % 8);
       if (kind == WeightKind::q6_k) {
         codes[256 + quad / 4 * 64 + byte] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
@@ -190,19 +197,21 @@ void place_scales(WeightKind kind, const PlainRow& row, int64_t groups, int lane
 }
 
 template <class ReadRow>
-void pack(WeightKind kind, int64_t first_row, int64_t num_rows, int64_t columns, uint8_t* panels, int num_threads,
+void pack(const QuantisedMatrix& matrix, int64_t first_row, int64_t num_rows, int64_t columns, int num_threads,
           const ReadRow& read) {
-  const int64_t groups = columns / kGroup, bytes = panel_bytes(kind, columns);
-  const int64_t num_panels = (num_rows + kPanelRows - 1) / kPanelRows;
+  const WeightKind kind = matrix.kind;
+  const int64_t groups = columns / kGroup, count = num_panels(num_rows);
 #pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
-  for (int64_t index = 0; index < num_panels; ++index) {
-    uint8_t* panel = panels + (first_row / kPanelRows + index) * bytes;
-    std::memset(panel, 0, bytes);
+  for (int64_t index = 0; index < count; ++index) {
+    uint8_t* panel = matrix.panel(first_row / kPanelRows + index, columns);
+    uint8_t* lower = matrix.lower(first_row / kPanelRows + index, columns);
+    std::memset(panel, 0, panel_bytes(kind, columns));
+    std::memset(lower, 0, lower_bytes(kind, columns));
     PlainRow plain(columns);
     for (int lane = 0; lane < kPanelRows && index * kPanelRows + lane < num_rows; ++lane) {
       read(index * kPanelRows + lane, plain);
       place_scales(kind, plain, groups, lane, panel);
-      place_codes(kind, plain.codes.data(), groups, lane, panel + scale_bytes(kind, columns));
+      place_codes(kind, plain.codes.data(), groups, lane, panel + scale_bytes(kind, columns), lower);
     }
   }
 }
@@ -212,7 +221,8 @@ void pack(WeightKind kind, int64_t first_row, int64_t num_rows, int64_t columns,
 int64_t stored_row_bytes(WeightKind kind, int64_t columns) {
   const int64_t groups = columns / kGroup;
   switch (kind) {
-    case WeightKind::q8_0: return groups * 34;
+    case WeightKind::q8_0:
+    case WeightKind::q8_planes: return groups * 34;
     case WeightKind::q5_0: return groups * 22;
     case WeightKind::q4_0: return groups * 18;
     case WeightKind::q4_k: return groups / kSuperGroups * 144;
@@ -221,18 +231,18 @@ int64_t stored_row_bytes(WeightKind kind, int64_t columns) {
   return 0;
 }
 
-void pack_stored_rows(WeightKind kind, const uint8_t* rows, int64_t first_row, int64_t num_rows, int64_t columns,
-                      uint8_t* panels, int num_threads) {
-  const int64_t stride = stored_row_bytes(kind, columns);
-  pack(kind, first_row, num_rows, columns, panels, num_threads, [&](int64_t row, PlainRow& plain) {
-    read_row(kind, rows + row * stride, columns / kGroup, plain);
+void pack_stored_rows(const QuantisedMatrix& matrix, const uint8_t* rows, int64_t first_row, int64_t num_rows,
+                      int64_t columns, int num_threads) {
+  const int64_t stride = stored_row_bytes(matrix.kind, columns);
+  pack(matrix, first_row, num_rows, columns, num_threads, [&](int64_t row, PlainRow& plain) {
+    read_row(matrix.kind, rows + row * stride, columns / kGroup, plain);
   });
 }
 
-void pack_float_rows(WeightKind kind, const float* rows, int64_t first_row, int64_t num_rows, int64_t columns,
-                     uint8_t* panels, int num_threads) {
-  pack(kind, first_row, num_rows, columns, panels, num_threads, [&](int64_t row, PlainRow& plain) {
-    quantise_row(kind, rows + row * columns, columns / kGroup, plain);
+void pack_float_rows(const QuantisedMatrix& matrix, const float* rows, int64_t first_row, int64_t num_rows,
+                     int64_t columns, int num_threads) {
+  pack(matrix, first_row, num_rows, columns, num_threads, [&](int64_t row, PlainRow& plain) {
+    quantise_row(matrix.kind, rows + row * columns, columns / kGroup, plain);
   });
 }
 

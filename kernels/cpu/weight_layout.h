@@ -11,12 +11,12 @@ namespace octavo {
 int64_t stored_row_bytes(WeightKind kind, int64_t columns);
 
 // Packs rows [first_row, first_row + num_rows) of GGUF blocks. `first_row` is a multiple of kPanelRows; rows that the
-// last panel lacks become zero. `panels` is the start of the whole matrix.
-void pack_stored_rows(WeightKind kind, const uint8_t* rows, int64_t first_row, int64_t num_rows, int64_t columns,
-                      uint8_t* panels, int num_threads);
+// last panel lacks become zero.
+void pack_stored_rows(const QuantisedMatrix& matrix, const uint8_t* rows, int64_t first_row, int64_t num_rows,
+                      int64_t columns, int num_threads);
 
-// Likewise, for rows of floats that are quantised here: to q8_0 or q4_0.
-void pack_float_rows(WeightKind kind, const float* rows, int64_t first_row, int64_t num_rows, int64_t columns,
-                     uint8_t* panels, int num_threads);
+// Likewise, for rows of floats that are quantised here: to 8 bits or q4_0.
+void pack_float_rows(const QuantisedMatrix& matrix, const float* rows, int64_t first_row, int64_t num_rows,
+                     int64_t columns, int num_threads);
 
 }  // namespace octavo

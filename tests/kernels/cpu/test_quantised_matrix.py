@@ -11,7 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant
-from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct, WeightKind
+from kernels.cpu.quantised_matrix import NativeKernels, Prologue, QuantisedMatrix, QuantisedProduct, WeightKind
 
 KINDS = list(WeightKind)
 
@@ -31,7 +31,7 @@ def best() -> NativeLibrary:
 
 def stored(kind: WeightKind, rows: int, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Random GGUF blocks of every code and sensible scales: as uint8 rows, and as the floats gguf makes of them."""
-    quantization = GGMLQuantizationType[kind.name]
+    quantization = GGMLQuantizationType["Q8_0" if kind is WeightKind.Q8_PLANES else kind.name]
     block, block_bytes = gguf.constants.GGML_QUANT_SIZES[quantization]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
@@ -78,11 +78,11 @@ def test_products_are_those_of_the_quantised_input(library: NativeLibrary, kind:
 
 def test_a_product_of_several_kinds_lays_their_rows_one_after_the_other(library: NativeLibrary) -> None:
     matrices = [
-        packed(library, kind, rows, 256, seed=rows) for kind, rows in zip(KINDS, (16, 40, 7, 33, 20), strict=True)
+        packed(library, kind, rows, 256, seed=rows) for kind, rows in zip(KINDS, (16, 40, 7, 33, 20, 41), strict=True)
     ]
     x = torch.randn(3, 256)
     together = QuantisedProduct(matrices).multiply(x)
-    assert together.shape == (3, 116)
+    assert together.shape == (3, 157)
     assert torch.equal(together, torch.cat([QuantisedProduct([one]).multiply(x) for one in matrices], dim=1))
 
 
@@ -152,11 +152,42 @@ def test_the_largest_output_is_found_without_storing_any(library: NativeLibrary,
     assert torch.equal(product.argmax(x, *normed), product.multiply(x, *normed).argmax(-1))
 
 
-def test_of_equal_outputs_the_first_is_the_largest(best: NativeLibrary) -> None:
-    data = stored(WeightKind.Q8_0, 16, 64)[0].repeat(400, 1)
-    matrix = QuantisedMatrix(best, WeightKind.Q8_0, 6400, 64)
+@pytest.mark.parametrize("kind", [WeightKind.Q8_0, WeightKind.Q8_PLANES], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_of_equal_outputs_the_first_is_the_largest(best: NativeLibrary, kind: WeightKind, num_rows: int) -> None:
+    data = stored(kind, 16, 64)[0].repeat(400, 1)
+    matrix = QuantisedMatrix(best, kind, 6400, 64)
     matrix.pack_stored(0, data)
-    assert (QuantisedProduct([matrix]).argmax(torch.randn(20, 64)) < 16).all()
+    assert (QuantisedProduct([matrix]).argmax(torch.randn(num_rows, 64)) < 16).all()
+
+
+def test_tables_of_a_vocabulary_are_laid_out_for_their_largest_output(best: NativeLibrary) -> None:
+    matrices = NativeKernels(best).matrices([WeightKind.Q8_0] * 2, [50_000, 1_000], 32, torch.device("cpu"))
+    assert [matrix.kind for matrix in matrices] == [WeightKind.Q8_PLANES, WeightKind.Q8_0]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 5])
+def test_the_largest_output_of_planes_is_that_of_the_whole_product(library: NativeLibrary, num_rows: int) -> None:
+    product = QuantisedProduct([packed(library, WeightKind.Q8_PLANES, 3001, 96, seed=num_rows)])
+    generator = torch.Generator().manual_seed(num_rows)
+    for spread in (0.0, 1.0, 3.0):  # of the sizes of inputs: from even to a few that outweigh all others
+        x = torch.randn(num_rows, 96, generator=generator)
+        x *= (spread * torch.randn(num_rows, 96, generator=generator)).exp()
+        assert torch.equal(product.argmax(x), product.multiply(x).argmax(-1))
+
+
+def test_lower_nibbles_alone_decide_where_upper_ones_are_alike(library: NativeLibrary) -> None:
+    codes = torch.randint(-8, 8, (1, 64), generator=torch.Generator().manual_seed(0)).repeat(5000, 1) * 16
+    lower = torch.randint(0, 16, (5000, 64), generator=torch.Generator().manual_seed(1))
+    blocks = torch.zeros(5000, 2, 34, dtype=torch.uint8)
+    blocks[..., :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
+    blocks[..., 2:] = (codes + lower).to(torch.int8).view(torch.uint8).view(5000, 2, 32)
+    matrix = QuantisedMatrix(library, WeightKind.Q8_PLANES, 5000, 64)
+    matrix.pack_stored(0, blocks.view(5000, 68))
+    product = QuantisedProduct([matrix])
+    for seed in range(20):
+        x = torch.randn(1, 64, generator=torch.Generator().manual_seed(seed))
+        assert product.argmax(x).item() == product.multiply(x).argmax(-1).item()
 
 
 def test_inputs_may_be_bfloat16_and_strided(best: NativeLibrary) -> None:
@@ -179,7 +210,7 @@ def test_what_is_not_a_number_shows_in_every_output_of_its_row_and_no_other(
     assert torch.equal(poisoned[others], clean[others])
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(WeightKind.Q8_0, 8), (WeightKind.Q4_0, 4)])
+@pytest.mark.parametrize(("kind", "bits"), [(WeightKind.Q8_0, 8), (WeightKind.Q8_PLANES, 8), (WeightKind.Q4_0, 4)])
 def test_floats_are_quantised_to_half_a_step_of_their_group(
     library: NativeLibrary, kind: WeightKind, bits: int
 ) -> None:
@@ -227,6 +258,7 @@ def test_memory_is_that_of_the_file(best: NativeLibrary) -> None:
     bits = {kind: QuantisedMatrix(best, kind, 1024, 2048).nbytes * 8 / (1024 * 2048) for kind in KINDS}
     assert bits == {
         WeightKind.Q8_0: 8.5,
+        WeightKind.Q8_PLANES: 8.5,
         WeightKind.Q5_0: 5.5,
         WeightKind.Q4_0: 4.5,
         WeightKind.Q4_K: 4.75,

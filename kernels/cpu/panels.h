@@ -1,0 +1,172 @@
+// The panels of a product, and how they are shared out among OpenMP threads: what products and their argmax have in
+// common.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "quantised_matrix.h"
+
+namespace octavo {
+
+constexpr int64_t kSerialRows = 4;         // input rows that are prepared faster than threads wake
+constexpr int64_t kSerialCodes = 1 << 16;  // weights that are multiplied faster than threads wake
+constexpr int kPartsPerThread = 8;
+constexpr int kRowsPerTurn = 4;
+
+inline bool is_sound(WeightKind kind, int64_t columns) {
+  const int32_t number = static_cast<int32_t>(kind);
+  if (number < 0 || number > 5 || columns < kGroup) return false;
+  return columns % (has_outer_scales(kind) ? kGroup * kSuperGroups : kGroup) == 0;
+}
+
+inline bool is_sound(const QuantisedMatrix& matrix, int64_t columns) {
+  return is_sound(matrix.kind, columns) && matrix.rows >= 1;
+}
+
+// The calling thread's memory for quantised rows, kept for its next call.
+class RowScratch {
+ public:
+  ~RowScratch() { std::free(data_); }
+
+  QuantisedRows reserve(int64_t num_rows, int64_t columns) {
+    const int64_t groups = columns / kGroup;
+    const int64_t code_bytes = (num_rows * columns + 63) / 64 * 64;
+    const int64_t bytes = code_bytes + (num_rows * groups * sizeof(InputGroup) + 63) / 64 * 64;
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = static_cast<uint8_t*>(std::aligned_alloc(64, bytes));
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return {reinterpret_cast<int8_t*>(data_), reinterpret_cast<InputGroup*>(data_ + code_bytes), columns};
+  }
+
+ private:
+  uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+inline thread_local RowScratch row_scratch;
+
+inline float* reserve_floats(int64_t count) {
+  thread_local std::vector<float> scratch;
+  if (static_cast<int64_t>(scratch.size()) < count) scratch.resize(count);
+  return scratch.data();
+}
+
+// The panels of all matrices of a call, numbered through.
+class Panels {
+ public:
+  explicit Panels(const ProductCall& call) : call_(call) {
+    for (int m = 0; m < call.num_matrices; ++m) {
+      const QuantisedMatrix& matrix = call.matrices[m];
+      is_sound_ = is_sound_ && is_sound(matrix, call.columns);
+      first_panels_.push_back(count_);
+      first_rows_.push_back(num_outputs_);
+      count_ += num_panels(matrix.rows);
+      num_outputs_ += matrix.rows;
+    }
+  }
+
+  bool are_sound() const { return is_sound_; }
+  int64_t count() const { return count_; }
+
+  // Output rows [first, first + count) that a panel gives.
+  struct Outputs {
+    int64_t first;
+    int count;
+  };
+
+  // Multiplies a panel into its place in `output`, the start of an output row of `stride` floats.
+  Outputs multiply(const ProductTable& kernels, const QuantisedRows& rows, int64_t panel, float* output,
+                   int64_t stride) const {
+    const int m = matrix_of(panel);
+    const int64_t index = panel - first_panels_[m], first = first_rows_[m] + index * kPanelRows;
+    kernels.multiply_panel(call_.matrices[m], index, rows, call_.num_rows, output + first_rows_[m], stride);
+    return {first, static_cast<int>(std::min<int64_t>(kPanelRows, call_.matrices[m].rows - index * kPanelRows))};
+  }
+
+  // Whether an output of the panel for input row `row` may be `least` or more; see ProductTable.
+  bool may_reach(const ProductTable& kernels, const QuantisedRows& rows, int64_t row, int64_t panel, const float* slack,
+                 float least) const {
+    const int m = matrix_of(panel);
+    return kernels.may_reach(call_.matrices[m], panel - first_panels_[m], rows, row, slack, least);
+  }
+
+  bool are_planes() const {
+    return std::all_of(call_.matrices, call_.matrices + call_.num_matrices,
+                       [](const QuantisedMatrix& matrix) { return matrix.kind == WeightKind::q8_planes; });
+  }
+
+  // Output row of the panel's first weight row.
+  int64_t first_output(int64_t panel) const {
+    const int m = matrix_of(panel);
+    return first_rows_[m] + (panel - first_panels_[m]) * kPanelRows;
+  }
+
+ private:
+  int matrix_of(int64_t panel) const {
+    int m = call_.num_matrices - 1;
+    while (first_panels_[m] > panel) --m;
+    return m;
+  }
+
+  const ProductCall& call_;
+  std::vector<int64_t> first_panels_, first_rows_;
+  int64_t count_ = 0, num_outputs_ = 0;
+  bool is_sound_ = true;
+};
+
+inline void quantise_rows(const ProductCall& call, const ProductTable& kernels, const QuantisedRows& rows) {
+  float* scratch = reserve_floats(call.columns);
+  for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
+}
+
+// Runs `work(part, first, last)` over part `part` of `num_parts` runs of panels, in ascending order.
+template <class Work>
+void run_part(const Panels& panels, int part, int num_parts, const Work& work) {
+  work(part, panels.count() * part / num_parts, panels.count() * (part + 1) / num_parts);
+}
+
+// Runs all parts. There are more of them than threads, so that a thread that the system takes its core from holds up the
+// others by one part.
+template <class Work>
+void run_parts(const Panels& panels, int num_threads, int num_parts, const Work& work) {
+  if (num_threads <= 1) {
+    for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
+    return;
+  }
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
+  for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
+}
+
+// Quantises the input, then runs all parts.
+template <class Work>
+void run(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
+         int num_threads, int num_parts, const Work& work) {
+  if (num_threads <= 1 || call.num_rows <= kSerialRows) {
+    quantise_rows(call, kernels, rows);
+    run_parts(panels, num_threads, num_parts, work);
+    return;
+  }
+#pragma omp parallel num_threads(num_threads)
+  {
+    float* scratch = reserve_floats(call.columns);
+#pragma omp for schedule(dynamic, kRowsPerTurn)
+    for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
+  }
+}
+
+inline int parts_for(int num_threads) { return num_threads <= 1 ? 1 : num_threads * kPartsPerThread; }
+
+inline int threads_for(const ProductCall& call, const Panels& panels, int num_threads) {
+  return panels.count() * kPanelRows * call.columns < kSerialCodes ? 1 : num_threads;
+}
+
+}  // namespace octavo
