@@ -27,6 +27,7 @@ HEADERS = (
     "quantised_matrix.h",
     "ranking.h",
     "rows.h",
+    "sampled_row.h",
     "sampling.h",
     "simd.h",
     "tile.h",

@@ -29,6 +29,15 @@ class Ranking {
     }
   }
 
+  int64_t size() const { return size_; }
+
+  // Of all tokens, in their order.
+  double weight() const {
+    double total = 0.0;
+    for (int64_t place = 0; place < size_; ++place) total += weights_[place];
+    return total;
+  }
+
   // The shortest prefix with `enough(count, weight)`, which must stay true when either grows; all, if there is none.
   template <class Enough>
   Prefix shortest(Enough enough) {

@@ -16,16 +16,20 @@ namespace octavo {
 constexpr int64_t kSliceTokens = 4096;
 constexpr int64_t kPeakTokens = 32;
 constexpr int64_t kSlicePeaks = kSliceTokens / kPeakTokens;
+constexpr int kLimits = 2;
 constexpr int64_t kCollectSlack = 16;  // elements that `collect` may write behind the last it found
 
 struct SamplingTable {
   // Of a slice of `count` logits: its kSlicePeaks peaks, -infinity where there is none, and, returned, the largest.
   float (*find_peaks)(const float* logits, int64_t count, float* peaks);
-  // The weight of a slice whose peaks are known, in a row whose largest logit is `peak`, which is not -infinity.
-  double (*sum_weights)(const float* logits, int64_t count, const float* peaks, float peak, double sharpness);
-  // Distances up to `limit` of a slice, and the ids of their tokens, by id; returns how many.
-  int64_t (*collect)(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float limit,
-                     float* distances, int32_t* ids);
+  // The weight of a slice whose peaks are known, in a row whose largest logit is `peak`, which is not -infinity; and, if
+  // there are `limits` [kLimits], the weight up to each of these distances. `sums` [1 + kLimits].
+  void (*sum_weights)(const float* logits, int64_t count, const float* peaks, float peak, double sharpness,
+                      const float* limits, double* sums);
+  // Distances of a slice that are more than `beyond` and not more than `limit`, and the ids of their tokens, by id;
+  // returns how many.
+  int64_t (*collect)(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float beyond,
+                     float limit, float* distances, int32_t* ids);
   void (*weigh)(const float* distances, int64_t count, double sharpness, double* weights);
 };
 

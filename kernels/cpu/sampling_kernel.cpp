@@ -1,5 +1,6 @@
 // Peaks, weights and near tokens of slices of logits, compiled once per instruction set (see setup.py). Contract:
 // sampling.h.
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -55,9 +56,22 @@ float find_peaks(const float* logits, int64_t count, float* peaks) {
   return max_lanes(largest);
 }
 
-vdouble weights_of(vfloat_half distances, vdouble sharpness) {
-  return power_of_half(__builtin_convertvector(distances, vdouble), sharpness);
-}
+// Distances to weights.
+class Scale {
+ public:
+  explicit Scale(double sharpness) : sharpness_(sharpness - vdouble{}), end_(end_of(sharpness) - vdouble{}) {}
+
+  vdouble weights(vdouble distances) const { return power_of_half(distances, sharpness_, end_); }
+
+  vdouble weights(vfloat_half distances) const { return weights(__builtin_convertvector(distances, vdouble)); }
+
+  // Farther tokens have no weight.
+  static double end_of(double sharpness) { return std::fmin(1020.999 / sharpness, 0x1p1000); }
+
+ private:
+  vdouble sharpness_;
+  vdouble end_;
+};
 
 vfloat_half load_half(const float* p) {
   vfloat_half x;
@@ -65,28 +79,51 @@ vfloat_half load_half(const float* p) {
   return x;
 }
 
-double sum_weights(const float* logits, int64_t count, const float* peaks, float peak, double sharpness) {
-  constexpr int kSums = 4;  // as many chains of additions
-  const vdouble sharp = sharpness - vdouble{};
-  // 1 more than what still has a weight, so that rounding here skips none
-  const double limit = 1022.0 / sharpness;
-  const float farthest = limit < 3e38 ? static_cast<float>(limit) : 3e38f;
-  Blocks blocks(logits, count);
-  vdouble sums[kSums] = {};
-  for (int64_t block = 0; block < blocks.size(); ++block) {
-    if (mask_of(distance(load(peaks + block * kLanes), peak) <= farthest) == 0) continue;
-    const float* values = blocks[block];
-    for (int64_t i = 0; i < kBlock; i += kSums * kHalf) {
-      for (int j = 0; j < kSums; ++j) {
-        sums[j] += weights_of(distance(load_half(values + i + j * kHalf), peak), sharp);
-      }
-    }
-  }
+// Lanes in order, after the chains.
+double total_of(const vdouble* sums) {
   const vdouble sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   double total = 0.0;
   for (int lane = 0; lane < kHalf; ++lane) total += sum[lane];
   return total;
 }
+
+template <int kNumLimits>
+void sum_up_to(const float* logits, int64_t count, const float* peaks, float peak, double sharpness,
+               const float* limits, double* totals) {
+  constexpr int kSums = 4;  // chains of additions
+  const Scale scale(sharpness);
+  const double end = Scale::end_of(sharpness) * 1.000001;  // so that rounding skips none
+  const float farthest = end < FLT_MAX ? static_cast<float>(end) : FLT_MAX;
+  Blocks blocks(logits, count);
+  vdouble sums[1 + kNumLimits][kSums] = {};
+  vdouble limit_of[1 + kNumLimits] = {};
+  for (int one = 0; one < kNumLimits; ++one) limit_of[one] = static_cast<double>(limits[one]) - vdouble{};
+  for (int64_t block = 0; block < blocks.size(); ++block) {
+    if (mask_of(distance(load(peaks + block * kLanes), peak) <= farthest) == 0) continue;
+    const float* values = blocks[block];
+    for (int64_t i = 0; i < kBlock; i += kSums * kHalf) {
+      for (int j = 0; j < kSums; ++j) {
+        const vdouble away = __builtin_convertvector(distance(load_half(values + i + j * kHalf), peak), vdouble);
+        const vdouble weight = scale.weights(away);
+        sums[0][j] += weight;
+        for (int one = 0; one < kNumLimits; ++one) sums[1 + one][j] += away <= limit_of[one] ? weight : vdouble{};
+      }
+    }
+  }
+  for (int one = 0; one < 1 + kNumLimits; ++one) totals[one] = total_of(sums[one]);
+}
+
+void sum_weights(const float* logits, int64_t count, const float* peaks, float peak, double sharpness,
+                 const float* limits, double* sums) {
+  if (limits == nullptr) return sum_up_to<0>(logits, count, peaks, peak, sharpness, nullptr, sums);
+  sum_up_to<kLimits>(logits, count, peaks, peak, sharpness, limits, sums);
+}
+
+#if defined(__AVX512F__)
+constexpr bool kAppendsFast = true;  // faster than a branch that is often mispredicted
+#else
+constexpr bool kAppendsFast = false;
+#endif
 
 // Appends the lanes of `mask`.
 int64_t append(uint32_t mask, vfloat distances, vint ids, float* distances_end, int32_t* ids_end) {
@@ -107,8 +144,8 @@ int64_t append(uint32_t mask, vfloat distances, vint ids, float* distances_end, 
 #endif
 }
 
-int64_t collect(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float limit,
-                float* distances, int32_t* ids) {
+int64_t collect(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float beyond,
+                float limit, float* distances, int32_t* ids) {
   static_assert(kLanes <= kCollectSlack, "append writes whole vectors");
   vint lanes;
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
@@ -119,8 +156,8 @@ int64_t collect(const float* logits, int64_t count, int32_t first_id, const floa
     const float* values = blocks[block];
     for (int64_t i = 0; i < kBlock; i += kLanes) {
       const vfloat away = distance(load(values + i), peak);
-      const uint32_t mask = mask_of(away <= limit);
-      if (mask == 0) continue;
+      const uint32_t mask = mask_of((away > beyond) & (away <= limit));
+      if (!kAppendsFast && mask == 0) continue;
       const vint token_ids = lanes + static_cast<int32_t>(first_id + block * kBlock + i);
       found += append(mask, away, token_ids, distances + found, ids + found);
     }
@@ -129,16 +166,16 @@ int64_t collect(const float* logits, int64_t count, int32_t first_id, const floa
 }
 
 void weigh(const float* distances, int64_t count, double sharpness, double* weights) {
-  const vdouble sharp = sharpness - vdouble{};
+  const Scale scale(sharpness);
   int64_t i = 0;
   for (; i + kHalf <= count; i += kHalf) {
-    const vdouble weight = weights_of(load_half(distances + i), sharp);
+    const vdouble weight = scale.weights(load_half(distances + i));
     memcpy(weights + i, &weight, sizeof weight);
   }
   if (i == count) return;
   vfloat_half rest = {};
   memcpy(&rest, distances + i, sizeof(float) * (count - i));
-  const vdouble weight = weights_of(rest, sharp);
+  const vdouble weight = scale.weights(rest);
   memcpy(weights + i, &weight, sizeof(double) * (count - i));
 }
 

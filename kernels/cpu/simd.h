@@ -310,9 +310,9 @@ inline vfloat exp(vfloat x) {
 
 inline float exp(float x) { return exp(broadcast(x))[0]; }
 
-// 2^-(distance * sharpness) to about 1e-15 relative; exactly 1 at distance 0, exactly 0 from 2^-1021 on and for NaN.
-// With the product of distance and sharpness unrounded where multiplications and additions are fused.
-inline vdouble power_of_half(vdouble distance, vdouble sharpness) {
+// 2^-(distance * sharpness) to about 1e-15 relative; exactly 1 at distance 0, exactly 0 from the distance `end` on and
+// for NaN. `end * sharpness` is at most 1021.
+inline vdouble power_of_half(vdouble distance, vdouble sharpness, vdouble end) {
   const vdouble magic = 0x1.8p52 - vdouble{};  // adding it rounds to an integer in the low mantissa bits
   const vdouble shifted = fma(distance, -sharpness, magic);
   const vdouble f = fma(distance, -sharpness, magic - shifted);  // -0.5 .. 0.5
@@ -328,7 +328,7 @@ inline vdouble power_of_half(vdouble distance, vdouble sharpness) {
   y = fma(y, f, 0x1.62e42fefa39f7p-1 - vdouble{});
   y = fma(y, f, 1.0 - vdouble{});
   const vlong scaled = reinterpret_cast<vlong>(y) + (reinterpret_cast<vlong>(shifted) << 52);
-  return distance * sharpness < 1021.0 ? reinterpret_cast<vdouble>(scaled) : vdouble{};
+  return distance < end ? reinterpret_cast<vdouble>(scaled) : vdouble{};
 }
 
 // tanh to about 1e-7 relative: the Taylor-like odd polynomial of Cephes near 0, 1 - 2 / (e^2x + 1) beyond.

@@ -1,0 +1,24 @@
+"""The sampler's benchmark measures samplers that agree, and prints a line for every case and batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import sampler
+from engine.sampler import Sampler, uniform_draw
+
+
+@pytest.mark.parametrize("case", sampler.CASES)
+def test_what_is_compared_with_draws_the_same_tokens(case: str) -> None:
+    logits = 3 * torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
+    draws = [uniform_draw(1, index) for index in range(20)]
+    params = sampler.CASES[case]
+    tokens = sampler.sort_and_draw(logits, params, torch.tensor(draws)).tolist()
+    assert tokens == Sampler().sample(logits, [params] * 20, draws)
+
+
+def test_a_line_for_every_case_and_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sampler.main(["--vocab-size", "300", "--batches", "1,2", "--repeats", "1"]) == 0
+    lines = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert lines[1:] == [[f"| {case}", str(batch)] for case in sampler.CASES for batch in (1, 2)]
