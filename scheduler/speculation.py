@@ -12,7 +12,8 @@ do cost is time of the step, so that each must be worth it:
     a step of n requests takes T seconds, and c more for each further token: n requests wait for c, one may be ahead by
     a token, which would have taken T. So a draft token pays while its chance to be right is above  n * c / T.
 
-T and c are fitted to the steps of late that computed answers only. In a large batch T nears n * c: no draft pays.
+T and c are fitted to the steps of late that computed answers only, as long as some of them had drafts. In a large
+batch T nears n * c: no draft pays.
 
 Invariants: a draft holds no token that would end its request, so that an accepted one never does; drafts end before
 the request's longest length, its chunk limit, and the end of its ``max_tokens``.
@@ -33,8 +34,9 @@ from scheduler.request import Request
 from scheduler.running import RunningRequests
 from scheduler.step_time import StepTime
 
-ASSUMED_COST = 0.1  # of a token, in steps of one request, until enough steps were seen
+ASSUMED_COST = 0.1  # of a token more, in steps of one token, while it is not known
 NUM_STEPS_TO_KNOW = 16  # with drafts, before their cost is taken from the fit
+NUM_STEPS_TO_FORGET = 512  # without drafts: steps that are all alike say nothing of a token more
 MIN_DRAWS = 16  # a step may draw so many tokens even where fewer sequences may run
 
 
@@ -68,6 +70,7 @@ class Speculation:
         self._drafters: dict[Request, Drafter] = {}
         self._step_time = StepTime()  # of steps that computed answers only
         self._num_draft_steps = 0
+        self._num_steps_since = 0  # the last one with drafts
 
     # ---- before a step
 
@@ -96,7 +99,7 @@ class Speculation:
         """What one draft token costs in a step of so many requests and tokens, of what a right one brings."""
         seconds = self._step_time.seconds(num_tokens)
         if self._num_draft_steps < NUM_STEPS_TO_KNOW or seconds <= 0.0:
-            return ASSUMED_COST * num_requests
+            return ASSUMED_COST * num_requests / (1.0 + ASSUMED_COST * (num_tokens - 1))
         return self._step_time.per_token * num_requests / seconds
 
     def _most(self, request: Request, num_tokens: int) -> int:
@@ -146,7 +149,13 @@ class Speculation:
         """A step took so many seconds."""
         if all(share.samples and len(share.token_ids) == 1 + share.num_drafts for share in batch.requests):
             self._step_time.observe(batch.num_tokens, seconds)
-            self._num_draft_steps += any(share.num_drafts for share in batch.requests)
+            if any(share.num_drafts for share in batch.requests):
+                self._num_draft_steps += 1
+                self._num_steps_since = 0
+            else:
+                self._num_steps_since += 1
+                if self._num_steps_since == NUM_STEPS_TO_FORGET:
+                    self._num_draft_steps = 0
 
     def accept(self, request: Request, share: ScheduledRequest, num_accepted: int) -> tuple[int, ...]:
         """The first ``num_accepted`` drafts of a share stand: they are the request's own from here on; returns them.

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.policy import FairShare
 from scheduler.request import FinishReason, Request
-from scheduler.speculation import NUM_STEPS_TO_KNOW
+from scheduler.speculation import NUM_STEPS_TO_FORGET, NUM_STEPS_TO_KNOW
 
 if TYPE_CHECKING:
     from tests.scheduler.conftest import Simulation
@@ -307,6 +307,29 @@ def test_the_cost_is_the_share_of_a_steps_time_times_those_who_wait_for_it(simul
     assert cost(1, 1) == pytest.approx(0.001 / 0.011)
     assert cost(8, 8) == pytest.approx(8 * 0.001 / 0.018)
     assert cost(2, 102) == pytest.approx(2 * 0.001 / 0.112)  # beside a prompt a token is little
+
+
+def test_while_nothing_is_known_a_token_costs_a_tenth_of_a_step_of_one(simulate: type[Simulation]) -> None:
+    cost = start(simulate).scheduler.speculation.cost
+    assert cost(1, 1) == pytest.approx(0.1)
+    assert cost(8, 8) == pytest.approx(8 * 0.1 / 1.7)
+    assert cost(2, 101) == pytest.approx(2 * 0.1 / 11)
+
+
+def test_costs_are_forgotten_after_many_steps_without_drafts_so_that_they_are_tried_again(
+    simulate: type[Simulation],
+) -> None:
+    """Steps that are all alike would else say that a token costs a step for ever."""
+    sim = start(simulate, num_pages=100)
+    sim.add("a", prompt(12), 700)
+    sim.step()
+    drafted = []
+    while len(drafted) < NUM_STEPS_TO_KNOW + NUM_STEPS_TO_FORGET + 1:
+        batch = sim.step()
+        sim.scheduler.observe(batch, 0.010 * batch.num_tokens)
+        drafted.append(batch.requests[0].num_drafts > 0)
+    assert drafted == [True] * NUM_STEPS_TO_KNOW + [False] * NUM_STEPS_TO_FORGET + [True]
+    sim.run()
 
 
 def test_the_cost_of_prompts_tokens_is_not_taken_for_that_of_drafts(simulate: type[Simulation]) -> None:
