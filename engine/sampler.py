@@ -79,8 +79,10 @@ def _mix(value: int) -> int:
 
 
 def _sample_row(logits: torch.Tensor, row: RowSampling) -> int:
-    logits = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
     largest = logits.max()
+    if largest.isnan():
+        logits = logits.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+        largest = logits.max()
     if row.temperature == 0.0:
         return int(logits.argmax())
     # divided after subtracting the maximum, so that a tiny temperature underflows to greedy instead of overflowing

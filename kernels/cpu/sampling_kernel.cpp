@@ -94,6 +94,7 @@ void sum_up_to(const float* logits, int64_t count, const float* peaks, float pea
   const Scale scale(sharpness);
   const double end = Scale::end_of(sharpness) * 1.000001;  // so that rounding skips none
   const float farthest = end < FLT_MAX ? static_cast<float>(end) : FLT_MAX;
+  const bool is_finite = peak < INFINITY;  // then the difference is the distance
   Blocks blocks(logits, count);
   vdouble sums[1 + kNumLimits][kSums] = {};
   vdouble limit_of[1 + kNumLimits] = {};
@@ -103,7 +104,8 @@ void sum_up_to(const float* logits, int64_t count, const float* peaks, float pea
     const float* values = blocks[block];
     for (int64_t i = 0; i < kBlock; i += kSums * kHalf) {
       for (int j = 0; j < kSums; ++j) {
-        const vdouble away = __builtin_convertvector(distance(load_half(values + i + j * kHalf), peak), vdouble);
+        const vfloat_half near = load_half(values + i + j * kHalf);
+        const vdouble away = __builtin_convertvector(is_finite ? peak - near : distance(near, peak), vdouble);
         const vdouble weight = scale.weights(away);
         sums[0][j] += weight;
         for (int one = 0; one < kNumLimits; ++one) sums[1 + one][j] += away <= limit_of[one] ? weight : vdouble{};

@@ -176,7 +176,7 @@ def test_a_rows_token_is_the_same_alone_and_in_any_batch_on_any_number_of_thread
 ) -> None:
     choices = [{}, {"top_p": 0.9}, {"min_p": 0.3}, {"top_k": 30}, {"temperature": 0.0}]
     rows = [row(**one, draw=uniform_draw(1, index)) for index, one in enumerate(choices)]
-    logits = spread * noise(len(rows), 100_000, seed=1)
+    logits = spread * noise(len(rows), 150_000, seed=1)
     torch.set_num_threads(1)
     alone = [sample(best, logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
     for num_threads in (1, 2, 3, 8):
