@@ -68,12 +68,14 @@ async def ask(client: Client, prompt: str, tokens: int, concurrency: int) -> lis
 
 
 async def measure(plain: Client, guessing: Client, url: str, kind: str, tokens: int, concurrency: int) -> Measured:
-    """One round of one kind of text."""
+    """One round of one kind of text; who is asked first changes from prompt to prompt."""
     before = read_counters(url)
     records: tuple[list[RequestRecord], list[RequestRecord]] = ([], [])
+    turns = [(plain, records[0]), (guessing, records[1])]
     for prompt in PROMPTS[kind]:
-        for client, own in zip((plain, guessing), records, strict=True):
+        for client, own in turns:
             own += await ask(client, prompt, tokens, concurrency)
+        turns.reverse()
     after = read_counters(url)
     return Measured(
         plain=decode_rate(records[0]),
