@@ -15,7 +15,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = "kernels/cpu"
-PLAIN = ("argmax.cpp", "attention.cpp", "product.cpp", "rows.cpp", "sampling.cpp", "weight_layout.cpp")
+PLAIN = ("argmax.cpp", "attention.cpp", "product.cpp", "replay.cpp", "rows.cpp", "sampling.cpp", "weight_layout.cpp")
 PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
 HEADERS = (
     "argmax.h",

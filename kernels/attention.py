@@ -20,6 +20,7 @@ window: entries for pages that slid out of a window are stale or 0, the null pag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +103,25 @@ class PagedLayer:
     metadata: AttentionMetadata
 
 
+# Computes hidden states in place of those it is given, over layers whose rotations and pages are given in their order.
+ComputeLayers = Callable[
+    ["torch.Tensor", Sequence[tuple["torch.Tensor", "torch.Tensor"]], Sequence[PagedLayer]], "torch.Tensor"
+]
+
+
+class LayerReplay(Protocol):
+    """Repeats what a stack of layers did for as many tokens before, without going through its code again."""
+
+    def __call__(
+        self,
+        compute: ComputeLayers,
+        x: torch.Tensor,
+        rotations: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        layers: Sequence[PagedLayer],
+    ) -> torch.Tensor:
+        """``compute(x, rotations, layers)``, or the same by other means."""
+
+
 class AttentionBackend(Protocol):
     """Stores new keys and values into pages, attends over pages, and computes the small steps between products."""
 
@@ -110,6 +130,10 @@ class AttentionBackend(Protocol):
     @property
     def dense_product(self) -> DenseProduct | None:
         """The product of float weights; None where torch's own will do, or any form of a weight that is faster."""
+
+    @property
+    def layer_replay(self) -> LayerReplay | None:
+        """For small steps; None where layers are always computed by their code."""
 
     @property
     def weight_kernels(self) -> WeightKernels[Any] | None:
@@ -145,6 +169,9 @@ class AttentionBackend(Protocol):
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """``activation(gate) * up`` of the halves of ``gate_up`` [num_tokens, 2 * size]: "silu" or "gelu_tanh"."""
+
+    def add(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        """``x + branch``, both [num_tokens, hidden_size]; ``x`` itself may be overwritten."""
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` plus the RMSNorm of ``branch``, both [num_tokens, hidden_size]; ``x`` itself may be overwritten."""

@@ -68,6 +68,9 @@ class Decoder:
                 ropes.append(layer.rope)
         self._rotaries = [Rotary(rope, spec.head_dim, device=device) for rope in ropes]
         self._rotary_of_layer = [ropes.index(layer.rope) for layer in spec.layers]
+        self._backend = backend
+        self._replay = backend.layer_replay
+        self._compute_layers = self._compute_all  # one object, so that a replay knows it again
 
     def forward(
         self,
@@ -107,11 +110,23 @@ class Decoder:
         logits_rows: torch.Tensor,
     ) -> Residual:
         """Hidden states of ``logits_rows`` before the last norm."""
-        residual = Residual(self._embedding(token_ids))
+        x = self._embedding(token_ids)
         rotations = [rotary(positions) for rotary in self._rotaries]
+        if self._replay is None:
+            return self._after_layers(x, rotations, layers).rows(logits_rows)
+        x = self._replay(self._compute_layers, x, rotations, layers)
+        return Residual(x, self._backend).rows(logits_rows)
+
+    def _compute_all(
+        self, x: torch.Tensor, rotations: Sequence[Rotation], layers: Sequence[PagedLayer]
+    ) -> torch.Tensor:
+        return self._after_layers(x, rotations, layers).total()
+
+    def _after_layers(self, x: torch.Tensor, rotations: Sequence[Rotation], layers: Sequence[PagedLayer]) -> Residual:
+        residual = Residual(x, self._backend)
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
             layer(residual, rotations[rotary], paged)
-        return residual.rows(logits_rows)
+        return residual
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""

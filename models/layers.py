@@ -131,9 +131,10 @@ class Residual:
     A branch is added by whoever reads the states next, so that a sum and the norm after it can be one kernel.
     """
 
-    def __init__(self, x: torch.Tensor, branch: torch.Tensor | None = None) -> None:
-        """The states are ``x``, plus ``branch`` if there is one."""
+    def __init__(self, x: torch.Tensor, backend: AttentionBackend, branch: torch.Tensor | None = None) -> None:
+        """The states are ``x``, which may be overwritten, plus ``branch`` if there is one."""
         self._x = x
+        self._backend = backend
         self._branch = branch
 
     def add(self, branch: torch.Tensor) -> None:
@@ -152,12 +153,12 @@ class Residual:
 
     def total(self) -> torch.Tensor:
         if self._branch is not None:
-            self._x, self._branch = self._x + self._branch, None
+            self._x, self._branch = self._backend.add(self._x, self._branch), None
         return self._x
 
     def rows(self, row_ids: torch.Tensor) -> Residual:
         """Those of some tokens."""
-        return Residual(self._x[row_ids], None if self._branch is None else self._branch[row_ids])
+        return Residual(self._x[row_ids], self._backend, None if self._branch is None else self._branch[row_ids])
 
 
 class Embedding:

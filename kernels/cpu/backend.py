@@ -11,7 +11,8 @@ import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
 from kernels.composed import add_normed, gated, normed, normed_sum, prepared
-from kernels.cpu.library import AttendCall, NativeLibrary, StoreCall
+from kernels.cpu.layer_replay import LayerReplay
+from kernels.cpu.library import AddCall, AttendCall, NativeLibrary, StoreCall
 from kernels.cpu.quantised_matrix import NativeKernels
 from kernels.quantisation import SCALE_DTYPE, dequantise, is_quantised, quantise
 
@@ -30,6 +31,7 @@ class NativeBackend:
 
     def __init__(self, library: NativeLibrary) -> None:
         self.library = library
+        self.layer_replay: LayerReplay | None = LayerReplay(library)
 
     @property
     def weight_kernels(self) -> NativeKernels:
@@ -43,7 +45,7 @@ class NativeBackend:
         pages: KVPages,
         slot_mapping: torch.Tensor,
     ) -> None:
-        self.library.store_kv(self._store_call(key, value, pages, slot_mapping), torch.get_num_threads())
+        self.library.store_kv(self._store_call(key, value, pages, slot_mapping), key, value)
 
     def prepare_and_store(
         self,
@@ -67,7 +69,7 @@ class NativeBackend:
             cosines, sines = preparation.rotation
             call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
             call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
-        self.library.store_kv(call, torch.get_num_threads())
+        self.library.store_kv(call, query, key, value)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
@@ -80,23 +82,17 @@ class NativeBackend:
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated(gate_up, activation)
 
+    def add(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        return self._added(x, branch, None, 0.0)
+
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._added(x, branch, _row_pointer("weight", weight, x.shape[1]), eps)
+
+    def _added(self, x: torch.Tensor, branch: torch.Tensor, weight: int | None, eps: float) -> torch.Tensor:
         if x.shape != branch.shape or x.dtype != branch.dtype or not (x.is_contiguous() and branch.is_contiguous()):
             raise ValueError(f"x {_describe(x)} and branch {_describe(branch)} must be contiguous and alike")
-        num_rows, columns = x.shape
-        self.library.check(
-            self.library.handle.octavo_add_normed(
-                self.library.variant,
-                torch.get_num_threads(),
-                x.data_ptr(),
-                branch.data_ptr(),
-                _dtype_code("x", x),
-                num_rows,
-                columns,
-                _row_pointer("weight", weight, columns),
-                eps,
-            )
-        )
+        call = AddCall(x.data_ptr(), branch.data_ptr(), _dtype_code("x", x), *x.shape, weight, eps)
+        self.library.run(self.library.handle.octavo_add_normed, call, x, branch)
         return x
 
     def _store_call(
@@ -175,7 +171,7 @@ class NativeBackend:
             scale,
             softcap or 0.0,
         )
-        self.library.attend(call, torch.get_num_threads())
+        self.library.attend(call, query, output)
         return output
 
 
@@ -185,6 +181,7 @@ class TorchBackend:
     name = "cpu-torch"
     dense_product = None
     weight_kernels = None
+    layer_replay = None
 
     def store_kv(
         self,
@@ -227,6 +224,9 @@ class TorchBackend:
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated(gate_up, activation)
+
+    def add(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        return x + branch
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_normed(x, branch, weight, eps)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import ctypes
 import enum
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
-import torch  # noqa: F401  (loads the OpenMP runtime that the library binds to)
+import torch  # loads the OpenMP runtime that the library binds to
 
+Function = Callable[..., Any]  # of the library: variant, threads, a call; returns a status
 LIBRARY_PATH = Path(__file__).with_name("liboctavo_cpu.so")
 
 
@@ -100,6 +103,26 @@ class StoreCall(ctypes.Structure):
     ]
 
 
+class AddCall(ctypes.Structure):
+    """Mirror of ``octavo::AddCall`` in ``rows.h``."""
+
+    _fields_ = [
+        ("sum", ctypes.c_void_p),
+        ("branch", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("num_rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("weight", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class RecordedCall(ctypes.Structure):
+    """Mirror of ``octavo::RecordedCall`` in ``replay.cpp``."""
+
+    _fields_ = [("function", ctypes.c_void_p), ("call", ctypes.c_void_p)]
+
+
 _REFUSALS = {
     1: "query_start_loc, seq_lens and block_table do not fit each other or the query: check their values",
     2: "a visible entry of block_table is no page: entries must lie in 0 .. num_pages - 1",
@@ -111,19 +134,32 @@ _REFUSALS = {
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS: dict[str, list[type]] = {
-    "octavo_add_normed": [_INT, _INT, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER, ctypes.c_float],
+    "octavo_add_normed": [_INT, _INT, _POINTER],
+    "octavo_attend": [_INT, _INT, _POINTER],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
     "octavo_pack_stored_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_pack_float_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_product": [_INT, _INT, _POINTER],
     "octavo_product_argmax": [_INT, _INT, _POINTER, _POINTER],
+    "octavo_replay": [_INT, _INT, _POINTER, _LONG],
     "octavo_sample": [_INT, _INT, _POINTER],
+    "octavo_store_kv": [_INT, _INT, _POINTER],
     "octavo_unpack_rows": [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
 }
 
 
+class CallRecorder(Protocol):
+    """Who wants to know which calls are made."""
+
+    def note(self, function: Function, call: ctypes.Structure, tensors: tuple[torch.Tensor, ...]) -> None:
+        """``function`` was called; ``tensors`` are those that ``call`` points to and that nobody else may hold."""
+
+
 class NativeLibrary:
-    """The loaded library, bound to one variant of its kernels. Calls release the interpreter lock."""
+    """The loaded library, bound to one variant of its kernels. Calls release the interpreter lock.
+
+    ``recorder``: hears of every `run` while it is set.
+    """
 
     def __init__(self, path: Path = LIBRARY_PATH, variant: Variant | None = None) -> None:
         """Load ``path``; ``variant`` defaults to the best one that this machine runs."""
@@ -139,12 +175,8 @@ class NativeLibrary:
         elif not handle.octavo_supports_variant(int(variant)):
             raise LibraryError(f"this machine cannot run the {variant.name} build of the CPU kernels")
         self.variant = variant
-        self._attend = handle.octavo_attend
-        self._store_kv = handle.octavo_store_kv
-        for function in (self._attend, self._store_kv):
-            function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-            function.restype = ctypes.c_int
         self.handle = handle
+        self.recorder: CallRecorder | None = None
         for name, arguments in _FUNCTIONS.items():
             if not hasattr(handle, name):
                 raise LibraryError(f"{path.name} was built from other sources than these: reinstall octavo")
@@ -157,17 +189,22 @@ class NativeLibrary:
         if status:
             raise _refusal(status)
 
-    def attend(self, call: AttendCall, num_threads: int) -> None:
-        """Run paged attention; raises ValueError when the layout's values are wrong."""
-        status = self._attend(self.variant, num_threads, ctypes.byref(call))
-        if status:
-            raise _refusal(status)
+    def run(self, function: Function, call: ctypes.Structure, *tensors: torch.Tensor) -> None:
+        """Call ``function`` on torch's threads; see `CallRecorder.note` for ``tensors``.
 
-    def store_kv(self, call: StoreCall, num_threads: int) -> None:
-        """Scatter keys and values into pages; raises ValueError when a slot is outside them."""
-        status = self._store_kv(self.variant, num_threads, ctypes.byref(call))
-        if status:
-            raise _refusal(status)
+        Raises ValueError when the values of a layout are wrong, or a slot is outside the pages.
+        """
+        self.check(function(self.variant, torch.get_num_threads(), ctypes.byref(call)))
+        if self.recorder is not None:
+            self.recorder.note(function, call, tensors)
+
+    def attend(self, call: AttendCall, *tensors: torch.Tensor) -> None:
+        """Run paged attention."""
+        self.run(self.handle.octavo_attend, call, *tensors)
+
+    def store_kv(self, call: StoreCall, *tensors: torch.Tensor) -> None:
+        """Scatter keys and values into pages."""
+        self.run(self.handle.octavo_store_kv, call, *tensors)
 
 
 def _refusal(status: int) -> Exception:

@@ -163,14 +163,12 @@ class QuantisedProduct:
         `Prologue.RMS_NORM` first norms each row, by float32 ``norm_weight`` [columns]; for the gated ones ``x`` is
         [num_rows, 2 * columns], and the input is activation(first half) * second half.
         """
-        call, _held = self._call(x, prologue, norm_weight, norm_eps)
+        call, x = self._call(x, prologue, norm_weight, norm_eps)
         output = torch.empty(x.shape[0], self.rows, dtype=torch.float32)
         if not len(output):
             return output
         call.output, call.output_stride = output.data_ptr(), self.rows
-        self._library.check(
-            self._library.handle.octavo_product(self._library.variant, torch.get_num_threads(), ctypes.byref(call))
-        )
+        self._library.run(self._library.handle.octavo_product, call, x, output)
         return output
 
     def argmax(

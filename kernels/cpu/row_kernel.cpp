@@ -66,7 +66,20 @@ void prepare_head(const void* source, DType dtype, float* target, int64_t count,
 }
 
 template <class Element>
+void add_row(Element* sum, const Element* branch, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(sum + i, load(sum + i) + load(branch + i));
+  if (i == count) return;
+  Element padded[2][kLanes] = {};
+  memcpy(padded[0], sum + i, sizeof(Element) * (count - i));
+  memcpy(padded[1], branch + i, sizeof(Element) * (count - i));
+  store(padded[0], load(padded[0]) + load(padded[1]));
+  memcpy(sum + i, padded[0], sizeof(Element) * (count - i));
+}
+
+template <class Element>
 void add_normed_row(Element* sum, const Element* branch, int64_t count, const float* weight, float eps) {
+  if (weight == nullptr) return add_row(sum, branch, count);
   constexpr int64_t kChunk = 256;
   vfloat squares = {};
   float rest = 0.0f;

@@ -148,18 +148,18 @@ OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const octavo::St
   return octavo::ok;
 }
 
-// sum[row] += norm(branch[row]) * weight, for contiguous rows of `columns` elements.
-OCTAVO_EXPORT int octavo_add_normed(int variant, int num_threads, void* sum, const void* branch, int dtype,
-                                    int64_t num_rows, int64_t columns, const float* weight, float eps) {
+// sum[row] += norm(branch[row]) * weight, or just branch[row] where weight is null
+OCTAVO_EXPORT int octavo_add_normed(int variant, int num_threads, const octavo::AddCall* call) {
   if (!octavo::supported(variant)) return octavo::bad_variant;
   const octavo::RowTable& rows = octavo::rows_of(variant);
-  const DType element = static_cast<DType>(dtype);
-  const int64_t row_bytes = columns * octavo::element_size(element);
-  if (num_rows * columns < octavo::kSerialWork) num_threads = 1;
+  const int64_t row_bytes = call->columns * octavo::element_size(call->dtype);
+  char* sum = static_cast<char*>(call->sum);
+  const char* branch = static_cast<const char*>(call->branch);
+  if (call->num_rows * call->columns < octavo::kSerialWork) num_threads = 1;
 #pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
-  for (int64_t row = 0; row < num_rows; ++row) {
-    rows.add_normed(static_cast<char*>(sum) + row * row_bytes, static_cast<const char*>(branch) + row * row_bytes,
-                    element, columns, weight, eps);
+  for (int64_t row = 0; row < call->num_rows; ++row) {
+    rows.add_normed(sum + row * row_bytes, branch + row * row_bytes, call->dtype, call->columns, call->weight,
+                    call->eps);
   }
   return octavo::ok;
 }

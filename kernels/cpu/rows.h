@@ -9,12 +9,22 @@
 
 namespace octavo {
 
+// Arguments of one addition of rows; both are contiguous.
+struct AddCall {
+  void* sum;           // [num_rows, columns]
+  const void* branch;  // likewise
+  DType dtype;         // of both
+  int64_t num_rows, columns;
+  const float* weight;  // [columns]; null: the branch is added as it is
+  float eps;
+};
+
 struct RowTable {
   // target = source / sqrt(mean(source^2) + eps) * weight, unless weight is null, then each element i turned with
   // element i + count / 2 by cosines and sines [count / 2], unless these are null. `count` is even; in floats.
   void (*prepare_head)(const void* source, DType dtype, float* target, int64_t count, const float* weight, float eps,
                        const float* cosines, const float* sines);
-  // sum += branch / sqrt(mean(branch^2) + eps) * weight
+  // sum += branch / sqrt(mean(branch^2) + eps) * weight, or just branch where weight is null
   void (*add_normed)(void* sum, const void* branch, DType dtype, int64_t count, const float* weight, float eps);
 };
 

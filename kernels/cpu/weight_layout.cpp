@@ -151,8 +151,19 @@ void quantise_row(WeightKind kind, const float* row, int64_t groups, PlainRow& p
   }
 }
 
-void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, uint8_t* codes, uint8_t* lower) {
-  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind), lower += 256) {
+void place_planes(const uint8_t* row, int64_t groups, int lane, uint8_t* upper, uint8_t* lower) {
+  for (int64_t g = 0; g < groups; ++g, row += kGroup, upper += 256, lower += 256) {
+    for (int k = 0; k < kGroup / 2; ++k) {
+      const uint8_t first = row[k], second = row[k + kGroup / 2];
+      const int pair = k / 4 * 64 + lane * 4 + k % 4;
+      upper[pair] = static_cast<uint8_t>(first >> 4 | (second & 0xf0));
+      lower[pair] = static_cast<uint8_t>((first & 15) | second << 4);
+    }
+  }
+}
+
+void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, uint8_t* codes) {
+  for (int64_t g = 0; g < groups; ++g, codes += code_bytes(kind)) {
     for (int k = 0; k < kGroup; ++k) {
       const uint8_t code = row[g * kGroup + k];
       const int quad = k / 4, byte = lane * 4 + k % 4;
@@ -160,13 +171,7 @@ void place_codes(WeightKind kind, const uint8_t* row, int64_t groups, int lane, 
         codes[quad * 64 + byte] = code;
         continue;
       }
-      const int pair = quad % 4 * 64 + byte, shift = quad < 4 ? 0 : 4;
-      if (kind == WeightKind::q8_planes) {
-        codes[pair] |= static_cast<uint8_t>(code >> 4 << shift);
-        lower[pair] |= static_cast<uint8_t>((code & 15) << shift);
-        continue;
-      }
-      codes[pair] |= static_cast<uint8_t>((code & 15) << shift);
+      codes[quad % 4 * 64 + byte] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
       if (kind == WeightKind::q5_0) codes[256 + quad * 8 + byte / 8] |= static_cast<uint8_t>((code >> 4) << byte % 8);
       if (kind == WeightKind::q6_k) {
         codes[256 + quad / 4 * 64 + byte] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
@@ -211,7 +216,12 @@ void pack(const QuantisedMatrix& matrix, int64_t first_row, int64_t num_rows, in
     for (int lane = 0; lane < kPanelRows && index * kPanelRows + lane < num_rows; ++lane) {
       read(index * kPanelRows + lane, plain);
       place_scales(kind, plain, groups, lane, panel);
-      place_codes(kind, plain.codes.data(), groups, lane, panel + scale_bytes(kind, columns), lower);
+      uint8_t* codes = panel + scale_bytes(kind, columns);
+      if (kind == WeightKind::q8_planes) {
+        place_planes(plain.codes.data(), groups, lane, codes, lower);
+      } else {
+        place_codes(kind, plain.codes.data(), groups, lane, codes);
+      }
     }
   }
 }

@@ -33,6 +33,7 @@ class TritonBackend:
     """Implements ``kernels.attention.AttentionBackend`` with Triton, on any GPU Triton compiles for."""
 
     name = "triton"
+    layer_replay = None  # a recorded graph does what it is for
 
     def __init__(self, *, is_deterministic: bool = False) -> None:
         self._is_deterministic = is_deterministic
@@ -82,6 +83,9 @@ class TritonBackend:
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """``activation(gate) * up`` of the halves of ``gate_up``."""
         return gate(gate_up, Activation(activation))
+
+    def add(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+        return x + branch
 
     def add_normed(self, x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """``x`` plus the RMSNorm of ``branch``."""

@@ -238,6 +238,7 @@ class FakeDevice:
 
 
 class _Kernels:
+    layer_replay = None
     weight_kernels = None  # products of kept weights are no operations of torch, and would not be recorded
 
     def __init__(self, inner: AttentionBackend, device: FakeDevice) -> None:

@@ -76,7 +76,7 @@ def test_hidden_states_are_the_rounded_sum_however_they_are_read(dtype: torch.dt
     norm = RMSNorm(64, 1e-5, TorchBackend(), plus_one=False, device=CPU)
     torch.nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
     total = x + first + second
-    residual = Residual(x)
+    residual = Residual(x, TorchBackend())
     assert torch.equal(residual.normed(norm), composed.normed(x, norm.weight, 1e-5))
     residual.add(first)
     residual.add(second)  # nobody read the sum before

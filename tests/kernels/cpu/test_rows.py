@@ -110,6 +110,15 @@ def test_a_normed_branch_is_added(backend: NativeBackend | TorchBackend, dtype: 
     assert actual.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("columns", [640, 37])
+def test_a_branch_is_added_as_torch_adds(
+    backend: NativeBackend | TorchBackend, dtype: torch.dtype, columns: int
+) -> None:
+    x, branch = torch.randn(70, columns).to(dtype), (3 * torch.randn(70, columns)).to(dtype)
+    assert torch.equal(backend.add(x.clone(), branch), x + branch)
+
+
 def test_c14_rows_do_not_depend_on_batch_or_threads(best_backend: NativeBackend) -> None:
     x, branch, weight = torch.randn(200, 640), torch.randn(200, 640), torch.rand(640)
     together = best_backend.add_normed(x.clone(), branch, weight, 1e-6)
