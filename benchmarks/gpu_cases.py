@@ -95,19 +95,19 @@ class Bench:
         )
 
 
-def all_rows(bench: Bench) -> Iterator[Row]:
-    """Every row of the table, in order."""
+def row_parts(bench: Bench) -> Iterator[tuple[str, Iterator[Row]]]:
+    """Every row of the table, in order, by parts of which one may fail without the others; each with its name."""
     dtypes = [torch.bfloat16]
     if bench.device.type == "cuda" and torch.version.hip is None:
         dtypes += [torch.float8_e4m3fn] if torch.cuda.get_device_capability(bench.device) >= (8, 9) else []
     for pages_dtype in (*dtypes, torch.int8):
-        yield from decode_rows(bench, pages_dtype)
-    yield from sharing_rows(bench)
+        yield f"decode, {str(pages_dtype).removeprefix('torch.')} pages", decode_rows(bench, pages_dtype)
     for prompt in bench.sizes.prompts:
-        yield from prefill_rows(bench, prompt)
-    yield from memory_rows(bench)
-    yield from sampling_rows(bench)
-    yield from product_rows(bench)
+        yield f"prefill, {prompt} tokens", prefill_rows(bench, prompt)
+    yield "storing, norms and activations", memory_rows(bench)
+    yield "sampling", sampling_rows(bench)
+    yield "cascade", sharing_rows(bench)
+    yield "products", product_rows(bench)
 
 
 def make_pages(sizes: Sizes, num_pages: int, dtype: torch.dtype, device: torch.device) -> KVPages:

@@ -5,29 +5,29 @@
 Runs the kernels' tests on the device against the float64 reference, measures the table of ``benchmarks.gpu_cases``
 beside the GPU's own copy bandwidth and matrix rate, compares bits of the deterministic mode, in attention and in whole
 models (``benchmarks.gpu_bits``), lets an engine's runner decode with a whole model (``benchmarks.gpu_model``), and
-writes one JSON and one Markdown file. Ends with status 1
-where something is wrong, and 2 where there is no GPU. A missed target is written down and is no error.
+writes one JSON and one Markdown file after each of these parts. Ends with status 1 where something is wrong, and 2
+where there is no GPU. A part that fails is written down, and those after it go on; a missed target is no error.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from benchmarks import gpu_bits, gpu_model
-from benchmarks.gpu_cases import BLOCK_SIZE, Bench, Row, Sizes, all_rows, make_pages
-from benchmarks.gpu_model import TARGET, ModelReport, StepRow
+from benchmarks.gpu_cases import BLOCK_SIZE, Bench, Sizes, make_pages, row_parts
+from benchmarks.gpu_report import FileResult, GpuReport, model_lines, row_line
 from benchmarks.gpu_timing import copy_bandwidth, graph_seconds, matrix_rate
 from engine.memory_budget import CudaMemory
 from kernels.attention import AttentionMetadata
@@ -37,42 +37,38 @@ from kernels.roofline import sheet_of
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "kernels" / "gpu"
 OTHERS = {"test_interpreter.py"}  # proves what needs no GPU
-TEST_SECONDS = 240
+LONGEST = "test_kinds.py"
+TEST_SECONDS = 270  # of all tests together, so that the measurements have the rest of ten minutes
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileResult:
-    """The tests of one file on the device. ``summary`` is pytest's last line, or why there is none."""
-
-    file: str
-    passed: bool
-    summary: str
-
-
-def run_tests(files: Sequence[Path], processes: int) -> list[FileResult]:
-    """Each file in a pytest of its own, several at a time: compiling is what takes long."""
+def run_tests(targets: Sequence[str], processes: int, seconds: float = TEST_SECONDS) -> list[FileResult]:
+    """Each target in a pytest of its own, several at a time: compiling is what takes long. All within ``seconds``."""
+    deadline = time.monotonic() + seconds
     with ThreadPoolExecutor(processes) as pool:
-        return list(pool.map(_run_file, files))
+        return list(pool.map(partial(_run_target, deadline=deadline), targets))
 
 
-def _run_file(file: Path) -> FileResult:
+def _run_target(target: str, deadline: float) -> FileResult:
     # without the project's own settings, which name plugins that need not be here
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--rootdir={ROOT}", "--import-mode=importlib"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
+    name = target.rpartition("/")[2]
     try:
         finished = subprocess.run(
-            [*command, "-p", "no:cacheprovider", str(file)],
+            [*command, "-p", "no:cacheprovider", target],
             cwd=ROOT,
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TEST_SECONDS,
+            timeout=max(1.0, deadline - time.monotonic()),
         )
     except subprocess.TimeoutExpired:
-        return FileResult(file=file.name, passed=False, summary=f"not finished after {TEST_SECONDS} s")
-    lines = (finished.stdout.strip() or finished.stderr.strip() or "no output").splitlines()
-    return FileResult(file=file.name, passed=finished.returncode == 0, summary=lines[-1])
+        return FileResult(file=name, passed=False, summary="not finished in the time that all tests have")
+    said = finished.stdout.strip() or finished.stderr.strip() or "no output"
+    lines, passed = said.splitlines(), finished.returncode == 0
+    failures = tuple(line for line in lines if line.startswith(("FAILED ", "ERROR ")))
+    return FileResult(file=name, passed=passed, summary=lines[-1], failures=failures, output="" if passed else said)
 
 
 def full_sizes(free_bytes: int) -> Sizes:
@@ -126,115 +122,74 @@ def invariance(sizes: Sizes, device: torch.device) -> dict[str, bool]:
     }
 
 
-def markdown(
-    report: dict[str, object],
-    tests: Iterable[FileResult],
-    rows: Iterable[Row],
-    bits: dict[str, bool],
-    answers: dict[str, bool],
-    model: ModelReport,
-) -> str:
-    """The report for people."""
-    lines = [f"# Kernels on {report['device']}", ""]
-    lines += [f"- {name}: {value}" for name, value in report.items()]
-    lines += ["", "## Correctness against the float64 reference", "", "| tests | | |", "|---|---|---|"]
-    lines += [f"| {one.file} | {'pass' if one.passed else 'FAIL'} | {one.summary} |" for one in tests]
-    lines += ["", "## Bits in deterministic mode", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {'equal' if equal else 'DIFFERENT'} |" for name, equal in bits.items()]
-    lines += ["", "## Speed", "", "| kernel | setting | us | rate | share | target |", "|---|---|---:|---:|---:|---:|"]
-    lines += [_line(row) for row in rows]
-    lines += ["", "## A whole model", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {'equal' if equal else 'DIFFERENT'} |" for name, equal in answers.items()]
-    lines += ["", *_model_lines(model), ""]
-    return "\n".join(lines)
-
-
-def _line(row: Row) -> str:
-    if row.microseconds is None or row.rate is None or row.share is None:
-        return f"| {row.kernel} | {row.setting} | {row.note} | | | |"
-    target = "" if row.target is None else f"{row.target:.0%}{'' if row.share >= row.target else ' missed'}"
-    share = f"{row.share:.0%} of {row.reference}"
-    return (
-        f"| {row.kernel} | {row.setting} | {row.microseconds:,.1f} | {row.rate:,.0f} {row.unit} | {share} | {target} |"
-    )
-
-
-def _model_lines(model: ModelReport) -> list[str]:
-    """Decode steps by the engine's runner, beside weights and pages over bandwidth."""
-    lines = [f"Llama 8B's shape, {model.shape}, random weights; started in {model.start_seconds:.1f} s."]
-    lines += [f"FAILED: {failure}" for failure in model.failures]
-    if model.memory_share is not None:
-        verdict = "" if model.keeps_to_its_share else ", MORE THAN 2 % APART"
-        asked = f"{model.asked_share:.1%} asked for{verdict}"
-        lines += [f"{model.num_pages} pages: {model.memory_share:.1%} of the memory taken, {asked}."]
-    lines += ["", "| batch | context | graphs | ms a step | floor, ms | times the floor | target |"]
-    lines += ["|---:|---:|---|---:|---:|---:|---:|", *(_step_line(row) for row in model.rows)]
-    return lines
-
-
-def _step_line(row: StepRow) -> str:
-    begin = f"| {row.batch} | {row.context} | {'yes' if row.has_graphs else 'no'}"
-    if row.milliseconds is None or row.ratio is None:
-        return f"{begin} | {row.note} | {row.floor:.2f} | | |"
-    target = f"{TARGET}{'' if row.ratio <= TARGET else ' missed'}" if row.has_graphs else ""
-    return f"{begin} | {row.milliseconds:.2f} | {row.floor:.2f} | {row.ratio:.2f} | {target} |"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("gpu_check"), help="path of both files, without suffix")
     parser.add_argument("--skip-tests", action="store_true", help="only measure")
-    parser.add_argument("--processes", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--processes", type=int, default=max(1, min(12, (os.cpu_count() or 2) * 3 // 4)))
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("No GPU that torch can use: there is nothing to check here. See docs/kernels.md.", file=sys.stderr)
         return 2
-    started = time.monotonic()
     device = torch.device("cuda")
-    files = (
-        [] if arguments.skip_tests else [file for file in sorted(TESTS.glob("test_*.py")) if file.name not in OTHERS]
-    )
-    tests = run_tests(files, arguments.processes)
-    print(f"tests: {sum(one.passed for one in tests)} of {len(tests)} files pass", flush=True)
-    sizes = full_sizes(torch.cuda.mem_get_info(device)[0])
-    bits = invariance(sizes, device)
-    for dtype in (torch.bfloat16, torch.float32):
-        bits |= gpu_bits.bits_of_models(device, gpu_bits.full_spec(), dtype)
-    bandwidth = copy_bandwidth(graph_seconds, device, 2**30)
-    matrix = matrix_rate(graph_seconds, device, 8192)
-    rows = []
-    for row in all_rows(Bench(graph_seconds, device, sizes, bandwidth, matrix)):
-        print(_line(row), flush=True)
-        rows.append(row)
-    answers = gpu_model.answers(device)
-    memory = CudaMemory(device)
-    free_bytes = memory.total() - memory.in_use()
-    model = gpu_model.measure(gpu_model.full_sizes(free_bytes, device), bandwidth, memory)
-    print("\n".join(_model_lines(model)), flush=True)
     name = torch.cuda.get_device_name(device)
+    report = GpuReport(
+        path=arguments.output,
+        device={"device": name, "torch": torch.__version__, "triton": version("triton")},
+    )
+    if not arguments.skip_tests:
+        with report.part("tests"):
+            report.tests += run_tests(test_targets(), arguments.processes)
+            print(
+                f"tests: {sum(one.passed for one in report.tests)} of {len(report.tests)} files and parts of them pass",
+                flush=True,
+            )
+            for line in (line for one in report.tests for line in one.failures or [one.summary] * (not one.passed)):
+                print(line, flush=True)
+    sizes = full_sizes(torch.cuda.mem_get_info(device)[0])
+    with report.part("bits"):
+        report.bits |= invariance(sizes, device)
+        for dtype in (torch.bfloat16, torch.float32):
+            report.bits |= gpu_bits.bits_of_models(device, gpu_bits.full_spec(), dtype)
+    with report.part("answers"):
+        report.answers |= gpu_model.answers(device)
+    measure(report, sizes, device, name)
+    print(f"wrote {arguments.output}.json and {arguments.output}.md")
+    return 0 if report.is_right else 1
+
+
+def test_targets() -> list[str]:
+    """The files of the kernels' tests; first, one by one, the tests of the one that has most to compile."""
+    longest = TESTS / LONGEST
+    names = re.findall(r"^def (test_\w+)", longest.read_text(encoding="utf-8"), re.MULTILINE)
+    files = [file for file in sorted(TESTS.glob("test_*.py")) if file.name not in (LONGEST, *OTHERS)]
+    return [*(f"{longest}::{name}" for name in names), *map(str, files)]
+
+
+def measure(report: GpuReport, sizes: Sizes, device: torch.device, name: str) -> None:
+    """Of the GPU called ``name``: bandwidth and matrix rate, and beside them all kernels and a whole model."""
+    bandwidth = matrix = 0.0
+    with report.part("bandwidth and matrix rate"):
+        bandwidth = copy_bandwidth(graph_seconds, device, 2**30)
+        matrix = matrix_rate(graph_seconds, device, 8192)
+    if not bandwidth or not matrix:
+        return  # nothing to hold anything against
     sheet = sheet_of(name)
-    report: dict[str, object] = {
-        "device": name,
-        "torch": torch.__version__,
-        "triton": version("triton"),
+    report.device |= {
         "copy bandwidth, GB/s": round(bandwidth / 1e9),
         "data sheet bandwidth, GB/s": None if sheet is None else round(sheet.bandwidth / 1e9),
         "bf16 product, TFLOP/s": round(matrix / 1e12),
-        "seconds": round(time.monotonic() - started),
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    everything = report | {
-        "tests": [asdict(one) for one in tests],
-        "bits": bits,
-        "rows": [asdict(row) for row in rows],
-        "answers": answers,
-        "model": asdict(model),
-    }
-    Path(f"{arguments.output}.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
-    Path(f"{arguments.output}.md").write_text(markdown(report, tests, rows, bits, answers, model), encoding="utf-8")
-    print(f"wrote {arguments.output}.json and {arguments.output}.md")
-    is_right = all(one.passed for one in tests) and all(bits.values()) and all(answers.values())
-    return 0 if is_right and not model.failures and model.keeps_to_its_share else 1
+    for part, rows in row_parts(Bench(graph_seconds, device, sizes, bandwidth, matrix)):
+        with report.part(part):
+            for row in rows:
+                print(row_line(row), flush=True)
+                report.rows.append(row)
+    with report.part("a whole model"):
+        memory = CudaMemory(device)
+        free_bytes = memory.total() - memory.in_use()
+        report.model = gpu_model.measure(gpu_model.full_sizes(free_bytes, device), bandwidth, memory)
+        print("\n".join(model_lines(report.model)), flush=True)
 
 
 if __name__ == "__main__":

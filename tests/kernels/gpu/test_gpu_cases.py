@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import gpu_check
-from benchmarks.gpu_cases import Bench, Row, Sizes, all_rows, decode_rows, sharing_rows
+from benchmarks.gpu_cases import Bench, Row, Sizes, decode_rows, row_parts, sharing_rows
 from benchmarks.gpu_model import ModelReport
+from benchmarks.gpu_report import FileResult, GpuReport
 from benchmarks.gpu_timing import MOST_COPIES, PAST_CACHES, copies_past_caches
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -43,7 +45,7 @@ def rows() -> list[Row]:
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             patch.setenv("TRITON_INTERPRET", "1")
-        return list(all_rows(bench))
+        return [row for _, part in row_parts(bench) for row in part]
 
 
 def test_every_kernel_has_its_rows(rows: list[Row]) -> None:
@@ -110,10 +112,17 @@ def test_a_case_without_room_says_so(device: torch.device) -> None:
     assert notes == ["", "needs 0 GiB of pages", "", "needs 0 GiB of pages"]
 
 
-def test_the_report_names_targets_that_were_missed_and_what_is_wrong(rows: list[Row]) -> None:
-    tests = [gpu_check.FileResult(file="test_decode.py", passed=True, summary="9 passed")]
-    bits, model = {"a decode": True, "a prompt": False}, ModelReport(shape="2 layers of 64, float32")
-    text = gpu_check.markdown({"device": "some GPU"}, tests, rows, bits, {"tokens": False}, model)
+def test_the_report_names_targets_that_were_missed_and_what_is_wrong(rows: list[Row], tmp_path: Path) -> None:
+    report = GpuReport(
+        path=tmp_path / "report",
+        device={"device": "some GPU"},
+        tests=[FileResult(file="test_decode.py", passed=True, summary="9 passed")],
+        bits={"a decode": True, "a prompt": False},
+        rows=rows,
+        answers={"tokens": False},
+        model=ModelReport(shape="2 layers of 64, float32"),
+    )
+    text = report.markdown()
     assert "| test_decode.py | pass | 9 passed |" in text
     assert "| a prompt | DIFFERENT |" in text
     assert "| prefill | 24 tokens | 1,000.0 | 0 TFLOP/s | 100% of torch SDPA | 75% |" in text

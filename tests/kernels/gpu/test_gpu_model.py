@@ -17,6 +17,7 @@ import torch
 from benchmarks import gpu_bits, gpu_check, gpu_model
 from benchmarks.gpu_cases import Sizes
 from benchmarks.gpu_model import ModelReport, ModelSizes, Settings, StepRow, answers, floor_seconds, llama_8b, measure
+from benchmarks.gpu_report import model_lines
 from engine.device_setup import DeviceSetup
 from engine.memory_budget import CudaMemory, MemoryReader
 from engine.page_plan import PagePlan
@@ -202,7 +203,7 @@ def test_the_report_says_what_was_missed_and_what_failed() -> None:
         memory_share=0.87,
         failures=["out of luck"],
     )
-    lines = gpu_check._model_lines(report)
+    lines = model_lines(report)
     assert "FAILED: out of luck" in lines
     assert "7 pages: 87.0% of the memory taken, 90.0% asked for, MORE THAN 2 % APART." in lines
     assert lines[-4:] == [
@@ -213,16 +214,30 @@ def test_the_report_says_what_was_missed_and_what_failed() -> None:
     ]
 
 
-def test_the_script_needs_torch_triton_and_numpy_only() -> None:
+COLLECT = ["--collect-only", "-qq", "-c", "/dev/null", f"--rootdir={ROOT}", "--import-mode=importlib"]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("benchmarks.gpu_check", ["--help"]), ("pytest", [*COLLECT, "-p", "no:cacheprovider", *gpu_check.test_targets()])],
+    ids=["script", "tests"],
+)
+def test_the_script_and_the_tests_it_runs_need_torch_triton_numpy_and_pytest_only(
+    module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
-        "import importlib, sys\n"
+        "import runpy, sys\n"
         "for name in ('msgspec', 'gguf', 'safetensors', 'fastapi', 'pydantic', 'orjson', 'huggingface_hub',\n"
-        "             'tokenizers', 'jinja2', 'uvicorn', 'prometheus_client', 'aiohttp'):\n"
+        "             'tokenizers', 'jinja2', 'uvicorn', 'prometheus_client', 'aiohttp', 'hypothesis', 'httpx'):\n"
         "    sys.modules[name] = None\n"
-        "importlib.import_module('benchmarks.gpu_check')\n"
+        "module = sys.argv.pop(1)\n"
+        "runpy.run_module(module, run_name='__main__', alter_sys=True)\n"
     )
-    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    command = [sys.executable, "-c", program, module, *arguments]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 @pytest.mark.skipif(ON_GPU, reason="there the script itself does it")
