@@ -36,10 +36,13 @@ class Sieve {
       : kernels_(kernels), panels_(panels), rows_(rows), num_rows_(call.num_rows), groups_(call.columns / kGroup),
         slack_(call.num_rows * groups_), largest_(call.num_rows) {
     for (auto& one : largest_) one.store(kLowest, std::memory_order_relaxed);
-    for (size_t i = 0; i < slack_.size(); ++i) {
-      int32_t sum = 0;
-      for (int k = 0; k < kGroup; ++k) sum += std::abs(rows.codes[i * kGroup + k]);
-      slack_[i] = kSlackFactor * rows.groups[i].scale * static_cast<float>(sum);
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      for (int64_t g = 0; g < groups_; ++g) {
+        const InputGroup& group = rows.at(row, g);
+        int32_t sum = 0;
+        for (int k = 0; k < kGroup; ++k) sum += std::abs(group.codes[k]);
+        slack_[row * groups_ + g] = kSlackFactor * group.scale * static_cast<float>(sum);
+      }
     }
   }
 

@@ -54,7 +54,8 @@ int32_t sum_codes(const int8_t* codes) {  // of 16
 #endif
 }
 
-void quantise_group(const float* x, int8_t* codes, InputGroup& group) {
+void quantise_group(const float* x, InputGroup& group) {
+  int8_t* codes = group.codes;
   // As integers, magnitudes compare like the numbers, and NaN is the largest.
   vint most = {};
   for (int k = 0; k < kGroup; k += kLanes) {
@@ -70,7 +71,10 @@ void quantise_group(const float* x, int8_t* codes, InputGroup& group) {
   if (!is_finite) memset(codes, 0, kGroup);
   for (int k = 0; is_finite && k < kGroup; k += kLanes) store(reinterpret_cast<i8*>(codes + k), load(x + k) * inverse);
   const int32_t first_sum = sum_codes(codes), sum = first_sum + sum_codes(codes + 16);
-  group = {scale, -scale * static_cast<float>(sum), -sum, -first_sum};
+  group.scale = scale;
+  group.correction = -scale * static_cast<float>(sum);
+  group.negated_sum = -sum;
+  group.negated_first_sum = -first_sum;
 }
 
 void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
@@ -81,8 +85,7 @@ void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& row
   }
   const int64_t groups = call.columns / kGroup;
   for (int64_t group = 0; group < groups; ++group) {
-    quantise_group(scratch + group * kGroup, rows.codes + row * call.columns + group * kGroup,
-                   rows.groups[row * groups + group]);
+    quantise_group(scratch + group * kGroup, rows.at(row, group));
   }
 }
 

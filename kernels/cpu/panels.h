@@ -32,21 +32,21 @@ class RowScratch {
   ~RowScratch() { std::free(data_); }
 
   QuantisedRows reserve(int64_t num_rows, int64_t columns) {
-    const int64_t groups = columns / kGroup;
-    const int64_t code_bytes = (num_rows * columns + 63) / 64 * 64;
-    const int64_t bytes = code_bytes + (num_rows * groups * sizeof(InputGroup) + 63) / 64 * 64;
+    QuantisedRows rows{nullptr, columns};
+    const int64_t bytes = num_rows * rows.stride() * sizeof(InputGroup);
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      data_ = static_cast<uint8_t*>(std::aligned_alloc(64, bytes));
+      data_ = std::aligned_alloc(64, bytes);
       if (data_ == nullptr) throw std::bad_alloc();
       size_ = bytes;
     }
-    return {reinterpret_cast<int8_t*>(data_), reinterpret_cast<InputGroup*>(data_ + code_bytes), columns};
+    rows.groups = static_cast<InputGroup*>(data_);
+    return rows;
   }
 
  private:
-  uint8_t* data_ = nullptr;
+  void* data_ = nullptr;
   int64_t size_ = 0;
 };
 

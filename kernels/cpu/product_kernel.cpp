@@ -15,10 +15,9 @@ using namespace octavo;
 // Adds the products of one group with `kRows` input rows from `row` on.
 template <WeightKind kind, int kRows>
 inline void add_group(const Group& weights, const QuantisedRows& rows, int64_t row, int64_t group, Float16* totals) {
-  const int64_t groups = rows.columns / kGroup;
   for (int m = 0; m < kRows; ++m) {
-    const int8_t* x = rows.codes + (row + m) * rows.columns + group * kGroup;
-    const InputGroup& input = rows.groups[(row + m) * groups + group];
+    const InputGroup& input = rows.at(row + m, group);
+    const int8_t* x = input.codes;
     if (kind == WeightKind::q6_k) {
       Int16 first = splat_shifted<kOffsetBits<kind>>(input.negated_first_sum);
       Int16 second = splat_shifted<kOffsetBits<kind>>(input.negated_sum) - first;
@@ -100,8 +99,7 @@ void multiply_many(const Panel& panel, const QuantisedRows& rows, int64_t num_ro
 
 // From so many input rows on, each group is unpacked once for all of them, where that is work.
 template <WeightKind kind>
-constexpr int64_t kRowsWorthUnpacking =
-    kind == WeightKind::q5_0 || kind == WeightKind::q6_k || kind == WeightKind::q8_planes ? 16 : INT64_MAX;
+constexpr int64_t kRowsWorthUnpacking = kind == WeightKind::q8_0 ? INT64_MAX : 16;
 
 template <WeightKind kind>
 void multiply_all(const Panel& panel, const QuantisedRows& rows, int64_t num_rows, const OutputTile& output) {
@@ -137,11 +135,11 @@ void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const Quantise
 bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t row, const float* slack,
                float least) {
   const Panel panel = panel_of(matrix, index, rows.columns);
-  const int8_t* x = rows.codes + row * rows.columns;
-  const InputGroup* inputs = rows.groups + row * panel.groups;
   const uint8_t* codes = panel.start + scale_bytes(WeightKind::q8_planes, rows.columns);
   Float16 most = {};
-  for (int64_t group = 0; group < panel.groups; ++group, x += kGroup, codes += 256) {
+  for (int64_t group = 0; group < panel.groups; ++group, codes += 256) {
+    const InputGroup& input = rows.at(row, group);
+    const int8_t* x = input.codes;
     for (int line = 0; line < 4; ++line) __builtin_prefetch(codes + 4096 + 64 * line);
     Int16 even = {}, odd = {};
     for (int j = 0; j < 4; ++j) {
@@ -150,8 +148,8 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
       odd = dot_quad(odd, reinterpret_cast<Byte64>(reinterpret_cast<Uint16>(pairs) >> 4) & 0x0f, x + 4 * (j + 4));
     }
     // twice (16 u + 7.5 - 128) x, which is whole
-    const Int16 twice = splat(241 * inputs[group].negated_sum) + ((even + odd) << 5);
-    const Float16 value = multiply_add(__builtin_convertvector(twice, Float16), 0.5f * inputs[group].scale - Float16{},
+    const Int16 twice = splat(241 * input.negated_sum) + ((even + odd) << 5);
+    const Float16 value = multiply_add(__builtin_convertvector(twice, Float16), 0.5f * input.scale - Float16{},
                                        slack[group] - Float16{});
     most = multiply_add(halves(panel.start + group * 2 * kPanelRows), value, most);
   }

@@ -98,18 +98,22 @@ struct ProductCall {
   int64_t output_stride;
 };
 
-// What goes with the 32 codes of a group of an input row. Sums are negated: they take weights' offsets back.
-struct InputGroup {
+// A group of an input row, in a cache line of its own. Sums are negated: they take weights' offsets back.
+struct alignas(64) InputGroup {
+  int8_t codes[kGroup];
   float scale;
   float correction;  // -scale * sum of codes
   int32_t negated_sum, negated_first_sum;  // of all codes, of the first 16
 };
 
-// Input rows as the panels meet them.
+// Input rows as the panels meet them. Rows begin an odd number of cache lines apart, so that those that are multiplied
+// together do not push each other out of the first cache.
 struct QuantisedRows {
-  int8_t* codes;       // [num_rows, columns]
-  InputGroup* groups;  // [num_rows, columns / 32]
+  InputGroup* groups;
   int64_t columns;
+
+  int64_t stride() const { return columns / kGroup | 1; }
+  InputGroup& at(int64_t row, int64_t group) const { return groups[row * stride() + group]; }
 };
 
 struct ProductTable {
