@@ -301,4 +301,5 @@ def _variant(case: AttentionCase, *, is_split: bool, has_prefix: bool = False) -
         constants,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        fuses=not case.is_deterministic,
     )

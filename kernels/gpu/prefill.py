@@ -273,5 +273,11 @@ def _variant(case: AttentionCase) -> Variant:
     constants = case.constants(tile) | {"WINDOW": case.window, "SPAN": FIXED_SPLIT if case.is_deterministic else 0}
     types = case.types | {"output_ptr": pointer(case.dtype)}
     return Variant.of(
-        f"prefill:{case.name}", prefill_kernel, types, constants, num_warps=tile.num_warps, num_stages=tile.num_stages
+        f"prefill:{case.name}",
+        prefill_kernel,
+        types,
+        constants,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        fuses=not case.is_deterministic,
     )

@@ -50,7 +50,10 @@ def pointer(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with the types of its arguments, its constants and its launch options. ``name`` is unique per module."""
+    """A kernel with the types of its arguments, its constants and its launch options. ``name`` is unique per module.
+
+    ``fuses``: whether products and sums may fuse, which they may not where bits must not depend on a batch.
+    """
 
     name: str
     kernel: Any
@@ -58,6 +61,7 @@ class Variant:
     constexprs: dict[str, Any]
     num_warps: int = 4
     num_stages: int = 3
+    fuses: bool = True
 
     @classmethod
     def of(
@@ -69,6 +73,7 @@ class Variant:
         *,
         num_warps: int = 4,
         num_stages: int = 3,
+        fuses: bool = True,
     ) -> Variant:
         """The variant whose arguments have ``types``: None for a pointer left out, nothing for an int32.
 
@@ -85,7 +90,7 @@ class Variant:
             argument: "constexpr" if argument in constexprs else types.get(argument) or "i32"
             for argument in kernel.arg_names
         }
-        return cls(name, kernel, signature, constexprs, num_warps, num_stages)
+        return cls(name, kernel, signature, constexprs, num_warps, num_stages, fuses)
 
     @property
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
@@ -104,7 +109,7 @@ class Variant:
     def options_on(self, backend: str) -> dict[str, Any]:
         """``options`` of ``triton.compile`` for "cuda" or "hip"."""
         num_warps = warps_on(backend, self.num_warps)
-        return {"num_warps": num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return {"num_warps": num_warps, "num_stages": self.num_stages, "enable_fp_fusion": self.fuses}
 
     @property
     def needs_fp8(self) -> bool:

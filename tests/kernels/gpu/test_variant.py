@@ -58,6 +58,14 @@ def test_options_name_fusion_since_its_default_differs_between_versions() -> Non
     assert variant.options == {"num_warps": 1, "num_stages": 3, "enable_fp_fusion": True}
 
 
+@pytest.mark.parametrize("module", ["decode", "reduce", "prefill"])
+def test_deterministic_variants_are_compiled_without_fusion_as_they_are_launched(module: str) -> None:
+    variants = importlib.import_module(f"kernels.gpu.{module}").variants()
+    fused = {variant.name: variant.options["enable_fp_fusion"] for variant in variants}
+    assert fused == {name: "deterministic" not in name for name in fused}
+    assert False in fused.values()
+
+
 def test_amd_gets_four_warps_at_most_for_its_wide_warps() -> None:
     variants = {variant.num_warps: variant for variant in importlib.import_module("kernels.gpu.prefill").variants()}
     assert [variants[8].options_on(backend)["num_warps"] for backend in ("cuda", "hip")] == [8, 4]
