@@ -26,7 +26,6 @@ MAX_SPECULATIVE_TOKENS = 64
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
-MAX_INTEGER = 2**63 - 1  # settings travel to the engine as 64-bit integers
 MAX_INTEGER = 2**63 - 1  # what a message to the engine can hold
 
 

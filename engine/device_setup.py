@@ -70,15 +70,16 @@ class DeviceSetup:
         # few members are few programs, which are split most, and so take most memory for parts
         self.largest = StepShape(num_tokens, num_seqs, num_seqs, *((1, 2) if can_share else ()))
         largest_plan = (num_seqs // 2, num_seqs) if can_share else ()
-        buffers = StepBuffers(
-            sum(group.pages_per_block for group in plan.groups),
-            stream=stream,
-            largest=StepShape(num_tokens, num_seqs, num_seqs, *largest_plan),
-            num_changes=CHANGES_PER_STEP,
-        )
-        self._inputs = InputBatch(
-            plan.groups, config.block_size, num_seqs, choices.max_model_len, stream.device, buffers=buffers
-        )
+        with self.memory.taking(MemoryUse.BUFFERS):
+            buffers = StepBuffers(
+                sum(group.pages_per_block for group in plan.groups),
+                stream=stream,
+                largest=StepShape(num_tokens, num_seqs, num_seqs, *largest_plan),
+                num_changes=CHANGES_PER_STEP,
+            )
+            self._inputs = InputBatch(
+                plan.groups, config.block_size, num_seqs, choices.max_model_len, stream.device, buffers=buffers
+            )
 
     @classmethod
     def of_gpu(cls, config: EngineConfig, choices: Choices, plan: PagePlan) -> DeviceSetup:

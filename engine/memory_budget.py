@@ -113,6 +113,10 @@ def measure(
 class MemoryUse(Enum):
     """What a start takes memory for, and what can be done where there is too little."""
 
+    BUFFERS = (
+        "making block tables and buffers of steps",
+        "a lower --max-num-seqs, --max-model-len or --max-num-batched-tokens",
+    )
     WEIGHTS = ("loading the weights", "a smaller --dtype or a model of fewer parameters")
     LARGEST_STEP = ("running the largest step", "a lower --max-num-batched-tokens or --max-num-seqs")
     PAGES = ("cutting the pages", "a lower --gpu-memory-utilization or --kv-cache-memory-bytes")

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from engine.channel import Channel, ChannelClosed
@@ -59,8 +60,10 @@ def main() -> int:
         except (CheckpointError, ConfigError) as error:
             channel.send(EngineFailed(str(error)))
             return 1
-        except (MemoryError, RuntimeError) as error:
-            channel.send(EngineFailed(f"the engine could not start: {error}"))
+        except Exception as error:  # a kernel's compiler has errors of its own
+            traceback.print_exc()
+            reason = str(error).partition("\n")[0]
+            channel.send(EngineFailed(f"the engine could not start: {type(error).__name__}: {reason}"))
             return 1
         gc.collect()
         gc.freeze()  # what a start leaves is for ever: not to be looked through again in the middle of a step

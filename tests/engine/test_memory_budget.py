@@ -137,6 +137,22 @@ def test_running_out_of_memory_ends_in_one_sentence(use: MemoryUse, sentence: st
     assert "\n" not in str(error.value)
 
 
+def test_too_little_memory_for_the_buffers_of_steps_is_a_sentence_too(
+    rig: Callable, device: FakeDevice, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*arguments: object, **settings: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("engine.device_setup.StepBuffers", run_out)
+    device.memory = FakeMemory(used=900_000_000)
+    with pytest.raises(
+        ConfigError,
+        match=r"^out of GPU memory while making block tables and buffers of steps \(0\.90 GB in use of 1\.07 GB\): "
+        "try a lower --max-num-seqs, --max-model-len or --max-num-batched-tokens$",
+    ):
+        rig(tiny_llama_dir)
+
+
 def test_other_errors_are_not_taken_for_it() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"), StartMemory(FakeMemory()).taking(MemoryUse.PAGES):
         raise RuntimeError("illegal memory access")

@@ -1,0 +1,48 @@
+"""The engine's process from outside: what it says where it cannot start."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.channel import LENGTH, decode_from_engine, frame
+from engine.config import EngineConfig
+from engine.messages import EngineFailed
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from engine import process, startup
+
+class DoesNotFit(Exception):
+    'Like those of a compiler of kernels, which are no RuntimeError.'
+
+def build_engine(*arguments):
+    raise DoesNotFit("out of resource: shared memory\\nand more lines")
+
+startup.build_engine = build_engine
+sys.exit(process.main())
+"""
+
+
+def test_an_error_of_any_kind_at_the_start_is_told_in_one_line_and_traced() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(frame(EngineConfig(model="m")))
+        ours.settimeout(60)
+        finished = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+            cwd=ROOT,
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        theirs.close()
+        received = b"".join(iter(lambda: ours.recv(4096), b""))
+    reason = "the engine could not start: DoesNotFit: out of resource: shared memory"
+    assert decode_from_engine(received[LENGTH.size :]) == EngineFailed(reason)
+    assert finished.returncode == 1
+    assert "Traceback" in finished.stderr
