@@ -66,7 +66,7 @@ class Decoder:
         for layer in spec.layers:
             if layer.rope not in ropes:
                 ropes.append(layer.rope)
-        self._rotaries = [Rotary(rope, spec.head_dim, device=device) for rope in ropes]
+        self._rotaries = [Rotary(rope, spec.head_dim, backend, device=device) for rope in ropes]
         self._rotary_of_layer = [ropes.index(layer.rope) for layer in spec.layers]
         self._backend = backend
         self._replay = backend.layer_replay

@@ -254,12 +254,12 @@ class Rotary:
     of one kind share: there is no table, so no largest position and nothing to grow.
     """
 
-    def __init__(self, rope: RopeSpec, head_dim: int, *, device: torch.device) -> None:
+    def __init__(self, rope: RopeSpec, head_dim: int, backend: AttentionBackend, *, device: torch.device) -> None:
+        self._backend = backend
         self._frequencies = rotary_frequencies(rope, head_dim).to(device)
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
-        angles = positions[:, None, None].float() * self._frequencies
-        return angles.cos(), angles.sin()
+        return self._backend.rotation(positions[:, None, None].float() * self._frequencies)
 
 
 def rotary_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ torch backend gathers each sequence's visible pages anew in every call.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
@@ -70,6 +71,9 @@ class NativeBackend:
             call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
             call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
         self.library.store_kv(call, query, key, value)
+
+    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _rotation(angles)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
@@ -214,6 +218,9 @@ class TorchBackend:
         query.copy_(prepared(query, preparation.query_norm, preparation))
         self.store_kv(prepared(key, preparation.key_norm, preparation), value, pages, slot_mapping)
 
+    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _rotation(angles)
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
 
@@ -272,6 +279,12 @@ class TorchBackend:
             values = values.masked_fill(hidden.all(dim=0)[:, None], 0.0)
             output[start:end] = torch.einsum("hgrk,hkd->rhgd", weights, values).flatten(1, 2).to(query.dtype)
         return output
+
+
+def _rotation(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy: torch wakes all threads and waits for them at any number of angles, which takes longer than these."""
+    numbers = angles.numpy()
+    return torch.from_numpy(np.cos(numbers)), torch.from_numpy(np.sin(numbers))
 
 
 def _gather(stored: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, num_tokens: int) -> torch.Tensor:

@@ -70,6 +70,9 @@ class TritonBackend:
         """Norm and rotate ``query``, in place, and ``key``, then store as ``store_kv`` does, all in one launch."""
         prepare_and_store(query, key, value, pages, slot_mapping, preparation)
 
+    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return angles.cos(), angles.sin()
+
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The RMSNorm of ``x``."""
         return rms_norm(x, weight, eps)
