@@ -87,8 +87,11 @@ CASES = (
     AttentionCase(128, 1, FP16, FP8, has_sinks=True),
     AttentionCase(128, 4, FP32, FP32, window=1024),
     AttentionCase(128, 4, FP32, INT8),
+    AttentionCase(256, 4, BF16, BF16),
     AttentionCase(256, 4, BF16, BF16, window=1024),
     AttentionCase(256, 4, BF16, BF16, is_deterministic=True),
     AttentionCase(256, 2, BF16, INT8, window=1024, has_softcap=True),
     AttentionCase(256, 8, BF16, FP8, block_size=64),
+    AttentionCase(128, 4, BF16, FP32),
+    AttentionCase(256, 8, BF16, FP32),
 )

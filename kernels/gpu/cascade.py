@@ -76,12 +76,13 @@ def prefix_kernel(
     HAS_SOFTCAP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    DIVIDED_TILE: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
 ):
     """One split of one group's prefix, for ``ROWS // GROUP`` members and the query heads of one KV head.
 
     Grid: (groups x ``num_blocks`` of members, num_kv_heads, num_prefix_splits). Parts go to the members' first slots
-    (see ``kernels.gpu.reduce``).
+    (see ``kernels.gpu.reduce``). ``DIVIDED_TILE`` is what the prefix is divided by, a multiple of ``TILE``.
     """
     BLOCK_MEMBERS: tl.constexpr = ROWS // GROUP
     group = tl.program_id(0) // num_blocks
@@ -93,7 +94,7 @@ def prefix_kernel(
         return
     one_member = tl.load(members_ptr + block_start)
     prefix_len = tl.load(prefix_lens_ptr + one_member)
-    _, length = divide(0, prefix_len, num_prefix_splits, TILE, SPLIT_TILES, False)
+    _, length = divide(0, prefix_len, num_prefix_splits, DIVIDED_TILE, SPLIT_TILES, False)
     start = split * length
     if start >= prefix_len:
         return
@@ -149,10 +150,11 @@ def prefix_kernel(
 
 
 def prefix_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype: torch.dtype) -> TileShape:
-    """Rows as in prefill, keys as in decode, whose division of positions the merge shares."""
+    """Rows as in prefill, keys as in decode, whose division the merge shares, or half as many where heads are long."""
     rows = prefill_tile_shape(group, head_dim, dtype, pages_dtype)
-    keys = decode_tile_shape(group, head_dim, dtype, pages_dtype)
-    return TileShape(min(rows.rows, max(64, triton.next_power_of_2(group))), keys.keys, num_warps=8, num_stages=2)
+    keys = decode_tile_shape(group, head_dim, dtype, pages_dtype).keys
+    keys = keys if head_dim <= 128 else min(keys, 32)
+    return TileShape(min(rows.rows, max(64, triton.next_power_of_2(group))), keys, num_warps=8, num_stages=2)
 
 
 def cascade_attention(
@@ -208,6 +210,7 @@ def cascade_attention(
         GROUP=group,
         ROWS=prefix_tile.rows,
         TILE=prefix_tile.keys,
+        DIVIDED_TILE=tile.keys,
         SPLIT_TILES=shared.split_tiles,
         **score_arguments(scale, softcap),
         **page_arguments(pages),
@@ -237,11 +240,12 @@ def variants() -> list[Variant]:
 
 
 def _variant(case: AttentionCase) -> Variant:
-    tile = prefix_tile_shape(case.group, case.head_dim, case.dtype, case.pages_dtype)
+    sizes = (case.group, case.head_dim, case.dtype, case.pages_dtype)
+    tile, divided = prefix_tile_shape(*sizes), decode_tile_shape(*sizes)
     types = {name: kind for name, kind in case.types.items() if name not in ("sinks_ptr", "seq_lens_ptr")}
     pointers = dict.fromkeys(("members_ptr", "group_starts_ptr", "prefix_lens_ptr"), "*i32")
     types |= {"parts_ptr": "*fp32", "lse_ptr": "*fp32"} | pointers
-    constants = case.constants(tile) | {"SPLIT_TILES": MIN_SPLIT_TILES}
+    constants = case.constants(tile) | {"DIVIDED_TILE": divided.keys, "SPLIT_TILES": MIN_SPLIT_TILES}
     return Variant.of(
         f"cascade:{case.name}", prefix_kernel, types, constants, num_warps=tile.num_warps, num_stages=tile.num_stages
     )

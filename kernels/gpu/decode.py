@@ -164,8 +164,11 @@ def decode_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtype
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return TileShape(rows, keys=16, num_warps=4, num_stages=1 if is_quantised(pages_dtype) else 2)
+    is_wide = pages_dtype.itemsize > dtype.itemsize  # twice the memory for as many keys
     if head_dim <= 128:
-        return TileShape(rows, keys=64, num_warps=4, num_stages=3)
+        return TileShape(rows, keys=32 if is_wide else 64, num_warps=4, num_stages=3)
+    if is_wide:
+        return TileShape(rows, keys=16, num_warps=4, num_stages=2)
     if head_dim <= 256:  # codes on their way to the matrix units take registers
         is_coded = is_quantised(pages_dtype)
         return TileShape(rows, keys=32 if is_coded else 64, num_warps=4, num_stages=3 if is_coded else 2)

@@ -194,9 +194,11 @@ def prefill_tile_shape(group: int, head_dim: int, dtype: torch.dtype, pages_dtyp
     at_least = triton.next_power_of_2(group)
     if dtype == torch.float32:  # no matrix unit multiplies in full precision: every product takes registers
         return TileShape(max(16, at_least), keys=16, num_warps=4, num_stages=1 if is_quantised(pages_dtype) else 2)
+    is_wide = pages_dtype.itemsize > dtype.itemsize  # twice the memory for as many keys
     if head_dim <= 128:
-        return TileShape(max(128, at_least), keys=64, num_warps=8, num_stages=2)
-    keys = 16 if is_quantised(pages_dtype) else 32  # codes on their way to the matrix units take registers
+        return TileShape(max(128, at_least), keys=32 if is_wide else 64, num_warps=8, num_stages=2)
+    # codes on their way to the matrix units take registers
+    keys = 16 if is_wide or is_quantised(pages_dtype) else 32
     return TileShape(max(64 if head_dim <= 256 else 32, at_least), keys=keys, num_warps=8, num_stages=2)
 
 
