@@ -149,9 +149,13 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
     }
     // twice (16 u + 7.5 - 128) x, which is whole
     const Int16 twice = splat(241 * input.negated_sum) + ((even + odd) << 5);
+    const Float16 factor = halves(panel.start + group * 2 * kPanelRows);
+    // lower nibbles add the most with one sign where the factor is positive, with the other where it is negative
+    const Int16 upwards =
+        reinterpret_cast<Int16>(slack[group] - Float16{}) | (reinterpret_cast<Int16>(factor) & splat(INT32_MIN));
     const Float16 value = multiply_add(__builtin_convertvector(twice, Float16), 0.5f * input.scale - Float16{},
-                                       slack[group] - Float16{});
-    most = multiply_add(halves(panel.start + group * 2 * kPanelRows), value, most);
+                                       reinterpret_cast<Float16>(upwards));
+    most = multiply_add(factor, value, most);
   }
   return any_lane(~(most < least));  // also where it is no number
 }

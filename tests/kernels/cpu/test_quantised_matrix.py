@@ -190,6 +190,32 @@ def test_lower_nibbles_alone_decide_where_upper_ones_are_alike(library: NativeLi
         assert product.argmax(x).item() == product.multiply(x).argmax(-1).item()
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_the_largest_output_of_planes_is_found_where_scales_are_negative(library: NativeLibrary, num_rows: int) -> None:
+    blocks = stored(WeightKind.Q8_PLANES, 3001, 96)[0].view(3001, 3, 34)
+    blocks[::2, :, 1] |= 0x80
+    blocks[1::4, 1, 1] |= 0x80
+    matrix = QuantisedMatrix(library, WeightKind.Q8_PLANES, 3001, 96)
+    matrix.pack_stored(0, blocks.view(3001, 102))
+    product = QuantisedProduct([matrix])
+    for seed in range(20):
+        x = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(product.argmax(x), product.multiply(x).argmax(-1))
+
+
+@pytest.mark.parametrize("kind", [WeightKind.Q8_0, WeightKind.Q8_PLANES], ids=lambda kind: kind.name)
+def test_an_output_that_is_no_number_is_never_the_largest(library: NativeLibrary, kind: WeightKind) -> None:
+    blocks = stored(kind, 640, 96)[0].view(640, 3, 34)
+    blocks[::16, 1, :2] = torch.tensor([torch.nan], dtype=torch.float16).view(torch.uint8)
+    matrix = QuantisedMatrix(library, kind, 640, 96)
+    matrix.pack_stored(0, blocks.view(640, 102))
+    product = QuantisedProduct([matrix])
+    x = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    outputs = product.multiply(x)
+    assert outputs.isnan().sum() == 80
+    assert torch.equal(product.argmax(x), outputs.nan_to_num(nan=-torch.inf).argmax(-1))
+
+
 def test_inputs_may_be_bfloat16_and_strided(best: NativeLibrary) -> None:
     product = QuantisedProduct([packed(best, WeightKind.Q5_0, 32, 256)])
     wide = torch.randn(4, 600).bfloat16()
