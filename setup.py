@@ -15,7 +15,16 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCE = "kernels/cpu"
-PLAIN = ("argmax.cpp", "attention.cpp", "product.cpp", "replay.cpp", "rows.cpp", "sampling.cpp", "weight_layout.cpp")
+PLAIN = (
+    "argmax.cpp",
+    "attention.cpp",
+    "product.cpp",
+    "replay.cpp",
+    "rows.cpp",
+    "sampling.cpp",
+    "team.cpp",
+    "weight_layout.cpp",
+)
 PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
 HEADERS = (
     "argmax.h",
@@ -30,10 +39,12 @@ HEADERS = (
     "sampled_row.h",
     "sampling.h",
     "simd.h",
+    "team.h",
     "tile.h",
     "weight_layout.h",
 )
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall"]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-pthread", "-Wall"]
+FLAGS += ["-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
 VARIANTS = {"portable": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DOCTAVO_X86")
@@ -56,7 +67,7 @@ class BuildNativeLibrary(build_ext):
             names = [f"-DOCTAVO_{macro}={table}_{variant}" for macro, table in tables.items()]
             objects += [made for source in PER_VARIANT for made in self._compile(source, variant, [*names, *flags])]
         # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.
-        self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s"], target_lang="c++")
+        self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s", "-pthread"], target_lang="c++")
 
     def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
         # gcc 12 takes the undefined operands of its own AVX-512 intrinsics for uninitialised variables.

@@ -101,7 +101,7 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
   const int num_parts = parts_for(num_threads);
   std::vector<std::vector<Best>> bests(num_parts, std::vector<Best>(call.num_rows));
   if (call.num_rows <= kSievedRows && panels.are_planes()) {
-    quantise_rows(call, kernels, rows);
+    quantise_rows(call, kernels, rows, 0, call.num_rows);
     Sieve sieve(call, kernels, panels, rows);
     run_parts(panels, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
       find_best(call, kernels, panels, rows, first, last, bests[part], [&](int64_t panel) { return sieve.passes(panel); },

@@ -12,6 +12,7 @@
 
 #include "dispatch.h"
 #include "paged_attention.h"
+#include "team.h"
 
 namespace octavo {
 namespace {
@@ -156,13 +157,7 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
       kernels.merge(call, unit, scratch);
     }
   };
-  num_threads = std::min(num_threads, num_items);
-  if (num_threads <= 1) {
-    for (const Item& item : items) run_item(item);
-  } else {
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
-    for (int i = 0; i < num_items; ++i) run_item(items[i]);
-  }
+  Team::shared().run(num_threads, num_items, [&](int i) { run_item(items[i]); });
   return exhausted ? out_of_memory : ok;
 }
 

@@ -1,4 +1,4 @@
-// The panels of a product, and how they are shared out among OpenMP threads: what products and their argmax have in
+// The panels of a product, and how they are shared out among threads: what products and their argmax have in
 // common.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quantised_matrix.h"
+#include "team.h"
 
 namespace octavo {
 
@@ -121,9 +122,10 @@ class Panels {
   bool is_sound_ = true;
 };
 
-inline void quantise_rows(const ProductCall& call, const ProductTable& kernels, const QuantisedRows& rows) {
+inline void quantise_rows(const ProductCall& call, const ProductTable& kernels, const QuantisedRows& rows,
+                          int64_t first, int64_t last) {
   float* scratch = reserve_floats(call.columns);
-  for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
+  for (int64_t row = first; row < last; ++row) kernels.quantise_row(call, row, rows, scratch);
 }
 
 // Runs `work(part, first, last)` over part `part` of `num_parts` runs of panels, in ascending order.
@@ -136,31 +138,23 @@ void run_part(const Panels& panels, int part, int num_parts, const Work& work) {
 // others by one part.
 template <class Work>
 void run_parts(const Panels& panels, int num_threads, int num_parts, const Work& work) {
-  if (num_threads <= 1) {
-    for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
-    return;
-  }
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
-  for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
+  Team::shared().run(num_threads, num_parts, [&](int part) { run_part(panels, part, num_parts, work); });
 }
 
 // Quantises the input, then runs all parts.
 template <class Work>
 void run(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
          int num_threads, int num_parts, const Work& work) {
-  if (num_threads <= 1 || call.num_rows <= kSerialRows) {
-    quantise_rows(call, kernels, rows);
-    run_parts(panels, num_threads, num_parts, work);
-    return;
+  if (call.num_rows <= kSerialRows) {
+    quantise_rows(call, kernels, rows, 0, call.num_rows);
+  } else {
+    const int turns = static_cast<int>((call.num_rows + kRowsPerTurn - 1) / kRowsPerTurn);
+    Team::shared().run(num_threads, turns, [&](int turn) {
+      const int64_t first = static_cast<int64_t>(turn) * kRowsPerTurn;
+      quantise_rows(call, kernels, rows, first, std::min<int64_t>(call.num_rows, first + kRowsPerTurn));
+    });
   }
-#pragma omp parallel num_threads(num_threads)
-  {
-    float* scratch = reserve_floats(call.columns);
-#pragma omp for schedule(dynamic, kRowsPerTurn)
-    for (int64_t row = 0; row < call.num_rows; ++row) kernels.quantise_row(call, row, rows, scratch);
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int part = 0; part < num_parts; ++part) run_part(panels, part, num_parts, work);
-  }
+  run_parts(panels, num_threads, num_parts, work);
 }
 
 inline int parts_for(int num_threads) { return num_threads <= 1 ? 1 : num_threads * kPartsPerThread; }

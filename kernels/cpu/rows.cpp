@@ -6,6 +6,7 @@
 #include "dispatch.h"
 #include "paged_attention.h"
 #include "rows.h"
+#include "team.h"
 
 namespace octavo {
 namespace {
@@ -124,6 +125,14 @@ class TokenStore {
   std::vector<float> scratch_;  // a head
 };
 
+// Calls work(first, last) for runs of rows that make up all of them.
+template <class Work>
+void run_rows(int num_threads, int64_t num_rows, const Work& work) {
+  const int parts = static_cast<int>(num_threads <= 1 ? 1 : std::min<int64_t>(num_rows, num_threads * 4));
+  Team::shared().run(num_threads, parts,
+                     [&](int part) { work(num_rows * part / parts, num_rows * (part + 1) / parts); });
+}
+
 }  // namespace
 }  // namespace octavo
 
@@ -139,12 +148,10 @@ OCTAVO_EXPORT int octavo_store_kv(int variant, int num_threads, const octavo::St
   }
   const int64_t heads = call->num_kv_heads + (call->query == nullptr ? 0 : call->num_q_heads);
   if (call->num_tokens * heads * call->head_dim < octavo::kSerialWork) num_threads = 1;
-#pragma omp parallel num_threads(std::max(1, num_threads)) if (num_threads > 1)
-  {
+  octavo::run_rows(num_threads, call->num_tokens, [&](int64_t first, int64_t last) {
     octavo::TokenStore store(*call, variant);
-#pragma omp for schedule(static)
-    for (int64_t token = 0; token < call->num_tokens; ++token) store.run(token);
-  }
+    for (int64_t token = first; token < last; ++token) store.run(token);
+  });
   return octavo::ok;
 }
 
@@ -156,10 +163,11 @@ OCTAVO_EXPORT int octavo_add_normed(int variant, int num_threads, const octavo::
   char* sum = static_cast<char*>(call->sum);
   const char* branch = static_cast<const char*>(call->branch);
   if (call->num_rows * call->columns < octavo::kSerialWork) num_threads = 1;
-#pragma omp parallel for num_threads(std::max(1, num_threads)) schedule(static) if (num_threads > 1)
-  for (int64_t row = 0; row < call->num_rows; ++row) {
-    rows.add_normed(sum + row * row_bytes, branch + row * row_bytes, call->dtype, call->columns, call->weight,
-                    call->eps);
-  }
+  octavo::run_rows(num_threads, call->num_rows, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      rows.add_normed(sum + row * row_bytes, branch + row * row_bytes, call->dtype, call->columns, call->weight,
+                      call->eps);
+    }
+  });
   return octavo::ok;
 }
