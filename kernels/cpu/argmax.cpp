@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t kSievedRows = 4;  // more rows share too few panels that none of them needs
 constexpr float kSlackFactor = 7.5f * 1.01f;  // the second: rounding of sums in float32, of up to some thousand groups
 
+constexpr float kMostSlack = 1e36f;  // where sums of codes times the input's scale, which reach 17 times it, are finite
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // The largest output of a row that a part has seen, and the first place that has it.
@@ -41,7 +42,8 @@ class Sieve {
         const InputGroup& group = rows.at(row, g);
         int32_t sum = 0;
         for (int k = 0; k < kGroup; ++k) sum += std::abs(group.codes[k]);
-        slack_[row * groups_ + g] = kSlackFactor * group.scale * static_cast<float>(sum);
+        const float slack = kSlackFactor * group.scale * static_cast<float>(sum);
+        slack_[row * groups_ + g] = slack > kMostSlack ? -kLowest : slack;
       }
     }
   }

@@ -203,6 +203,17 @@ def test_the_largest_output_of_planes_is_found_where_scales_are_negative(library
         assert torch.equal(product.argmax(x), product.multiply(x).argmax(-1))
 
 
+def test_the_largest_output_of_planes_is_found_where_sums_before_their_scale_overflow(library: NativeLibrary) -> None:
+    blocks = torch.zeros(32, 34, dtype=torch.uint8)
+    blocks[:, :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
+    blocks[:, 2:] = torch.tensor([-128] * 16 + [-120] * 16).to(torch.int8).view(torch.uint8)[:, None]
+    matrix = QuantisedMatrix(library, WeightKind.Q8_PLANES, 32, 32)
+    matrix.pack_stored(0, blocks)
+    product, x = QuantisedProduct([matrix]), torch.full((1, 32), 1.27e35)
+    assert product.multiply(x).isfinite().all()
+    assert product.argmax(x).item() == 16
+
+
 @pytest.mark.parametrize("kind", [WeightKind.Q8_0, WeightKind.Q8_PLANES], ids=lambda kind: kind.name)
 def test_an_output_that_is_no_number_is_never_the_largest(library: NativeLibrary, kind: WeightKind) -> None:
     blocks = stored(kind, 640, 96)[0].view(640, 3, 34)
