@@ -11,6 +11,7 @@ from block_manager.sizing import Capacity
 from engine.errors import ConfigError
 from engine.memory_budget import MemoryBudget
 from engine.page_plan import PagePlan, check_host_memory, choose_num_pages
+from kernels.cpu.huge_pages import use_huge_pages
 
 if TYPE_CHECKING:
     from engine.choices import Choices
@@ -52,9 +53,12 @@ class PagePool:
                 f"{num_pages} pages hold one sequence of at most {capacity.max_tokens(longest - 1) + 1} tokens, less "
                 f"than the context of {longest}: longer requests are refused"
             )
+        kv_cache = plan.allocate(num_pages, choices.device)
+        for tensor in kv_cache.tensors():
+            use_huge_pages(tensor)
         return cls(
             num_pages,
-            plan.allocate(num_pages, choices.device),
+            kv_cache,
             plan.allocate_on_host(num_host_pages) if num_host_pages else None,
             manager,
             tuple(warnings),

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 IDLE_AUDIT_SECONDS = 5.0  # a look at 100,000 pages takes a third of a second: not between two requests of a user
 _PR_SET_PDEATHSIG = 1
-_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch then asks Linux for 2 MiB pages; "0" in the environment keeps 4 KiB ones
 
 
 def main() -> int:
@@ -43,7 +42,6 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
-    os.environ.setdefault(_HUGE_PAGES, "1")  # before torch is loaded; fewer misses in translating addresses of weights
     started = time.perf_counter()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.cpu.huge_pages import use_huge_pages
 from kernels.cpu.library import NativeLibrary
 
 GROUP = 32  # columns that share a scale
@@ -77,7 +78,9 @@ class QuantisedMatrix:
             raise ValueError(f"{kind.name} weights cannot have {columns} columns")
         self.kind, self.rows, self.columns = kind, rows, columns
         self.library = library
-        self._panels = torch.zeros(size + 64, dtype=torch.uint8)
+        self._panels = torch.empty(size + 64, dtype=torch.uint8)
+        use_huge_pages(self._panels)  # before anything is written
+        self._panels.zero_()
         # panels begin at a cache line
         self._panels = self._panels[-self._panels.data_ptr() % 64 :][:size]
         self.description = _Matrix(self._panels.data_ptr(), rows, kind)

@@ -1,0 +1,40 @@
+"""Huge pages are asked for under whole 2 MiB of untouched memory, and change nothing that is stored there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.huge_pages import HUGE_PAGE, use_huge_pages
+
+SMAPS = Path("/proc/self/smaps")
+
+
+def flags_at(address: int) -> list[str]:
+    """What the kernel was told about the mapping that holds ``address``: "hg" is a wish for huge pages."""
+    holds = False
+    for line in SMAPS.read_text().splitlines():
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds:
+            holds = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif holds and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="only Linux tells")
+def test_the_middle_of_large_memory_gets_huge_pages() -> None:
+    tensor = torch.empty(4 * HUGE_PAGE, dtype=torch.uint8)
+    if not use_huge_pages(tensor):
+        pytest.skip("this kernel has none")
+    assert "hg" in flags_at(tensor.data_ptr() + 2 * HUGE_PAGE)
+    tensor.fill_(7)
+    assert int(tensor.sum(dtype=torch.int64)) == 7 * 4 * HUGE_PAGE
+
+
+@pytest.mark.parametrize("size", [0, 1, HUGE_PAGE - 1])
+def test_small_memory_is_left_alone(size: int) -> None:
+    assert not use_huge_pages(torch.zeros(size, dtype=torch.uint8))
