@@ -12,6 +12,7 @@ import sys
 import torch
 
 HUGE_PAGE = 2 << 20
+CACHE_LINE = 64
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 
 
@@ -27,3 +28,25 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
     library = ctypes.CDLL(None)
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return bool(library.madvise(start, size, _ADVICE) == 0)
+
+
+class HugePageArena:
+    """Memory for tensors that live as long as each other, one after the other, so that small ones share huge pages.
+
+    Each piece keeps the memory that it was cut from.
+    """
+
+    CHUNK = 16 * HUGE_PAGE
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Uint8 [nbytes], not initialised, from a cache line on."""
+        padded = -(-nbytes // CACHE_LINE) * CACHE_LINE
+        if padded > len(self._rest):
+            chunk = torch.empty(max(padded, self.CHUNK) + CACHE_LINE, dtype=torch.uint8)
+            use_huge_pages(chunk)
+            self._rest = chunk[-chunk.data_ptr() % CACHE_LINE :]
+        taken, self._rest = self._rest[:nbytes], self._rest[padded:]
+        return taken

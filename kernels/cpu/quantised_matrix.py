@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.cpu.huge_pages import use_huge_pages
+from kernels.cpu.huge_pages import HugePageArena
 from kernels.cpu.library import NativeLibrary
 
 GROUP = 32  # columns that share a scale
@@ -72,17 +72,15 @@ class _ProductCall(ctypes.Structure):
 class QuantisedMatrix:
     """A matrix [rows, columns] of one kind; starts as zeros and is filled in runs of whole panels of 16 rows."""
 
-    def __init__(self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int) -> None:
+    def __init__(
+        self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int, arena: HugePageArena | None = None
+    ) -> None:
         size = library.handle.octavo_packed_bytes(kind, rows, columns)
         if size < 0:
             raise ValueError(f"{kind.name} weights cannot have {columns} columns")
         self.kind, self.rows, self.columns = kind, rows, columns
         self.library = library
-        self._panels = torch.empty(size + 64, dtype=torch.uint8)
-        use_huge_pages(self._panels)  # before anything is written
-        self._panels.zero_()
-        # panels begin at a cache line
-        self._panels = self._panels[-self._panels.data_ptr() % 64 :][:size]
+        self._panels = (arena or HugePageArena()).take(size).zero_()
         self.description = _Matrix(self._panels.data_ptr(), rows, kind)
 
     @property
@@ -228,6 +226,7 @@ class NativeKernels:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
+        self._arena = HugePageArena()  # of a model's weights
 
     def kind(self, form: str, columns: int) -> WeightKind | None:
         """Floats become ggml's own forms of 8 and 4 bits."""
@@ -242,7 +241,11 @@ class NativeKernels:
         planes = {WeightKind.Q8_0: WeightKind.Q8_PLANES}
         return [
             QuantisedMatrix(
-                self._library, planes.get(kind, kind) if num_rows >= TABLE_ROWS else kind, num_rows, columns
+                self._library,
+                planes.get(kind, kind) if num_rows >= TABLE_ROWS else kind,
+                num_rows,
+                columns,
+                self._arena,
             )
             for kind, num_rows in zip(kinds, rows, strict=True)
         ]

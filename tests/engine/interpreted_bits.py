@@ -57,7 +57,8 @@ def differing(first: Logits, second: Logits) -> list[tuple[str, int]]:
 
 
 def main(model: str, settings: dict[str, object]) -> None:
-    chosen = {"deterministic": True, "max_num_batched_tokens": 64, **settings}
+    # 64 pages: a layer with a window has its own, and all requests are to be together
+    chosen = {"deterministic": True, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 64, **settings}
     alone = run(build(model, **chosen, enable_prefix_caching=False)[0], together=False)
     batch, _ = build(model, **chosen)
     found = {"together": differing(alone, run(batch, together=True))}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.huge_pages import HUGE_PAGE, use_huge_pages
+from kernels.cpu.huge_pages import CACHE_LINE, HUGE_PAGE, HugePageArena, use_huge_pages
 
 SMAPS = Path("/proc/self/smaps")
 
@@ -38,3 +38,13 @@ def test_the_middle_of_large_memory_gets_huge_pages() -> None:
 @pytest.mark.parametrize("size", [0, 1, HUGE_PAGE - 1])
 def test_small_memory_is_left_alone(size: int) -> None:
     assert not use_huge_pages(torch.zeros(size, dtype=torch.uint8))
+
+
+def test_pieces_of_an_arena_are_apart_and_begin_at_cache_lines() -> None:
+    arena = HugePageArena()
+    sizes = [1, 64, 65, 5 * HUGE_PAGE, 0, 12 * HUGE_PAGE, 100, 20 * HUGE_PAGE, 7]
+    pieces = [arena.take(size).fill_(number) for number, size in enumerate(sizes)]
+    for number, (piece, size) in enumerate(zip(pieces, sizes, strict=True)):
+        assert piece.data_ptr() % CACHE_LINE == 0
+        assert len(piece) == size
+        assert int((piece != number).sum()) == 0
