@@ -18,7 +18,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kSievedRows = 4;  // more rows share too few panels that none of them needs
+constexpr int64_t kSievedRows = 2;  // more rows share too few panels that none of them needs
 constexpr float kSlackFactor = 7.5f * 1.01f;  // the second: rounding of sums in float32, of up to some thousand groups
 
 constexpr float kMostSlack = 1e36f;  // where sums of codes times the input's scale, which reach 17 times it, are finite
