@@ -4,7 +4,7 @@
 // wrong by at most 7.5 * sum over groups of |scale of the weights| * scale of the input * sum of |codes| of it.
 // Where that cannot lift any output of a panel to the largest one seen so far, the panel needs no second look. Those that
 // may are multiplied in full, so that the answer is that of the whole product, whichever thread saw what when. For the
-// head of Gemma 3 270M and English text that is 1 panel in 10, and 58 % of the bytes are read (benchmarks/head.py).
+// head of Gemma 3 270M and English text that is 1 panel in 10, and 57 % of the bytes are read (benchmarks/head.py).
 #include "argmax.h"
 
 #include <algorithm>

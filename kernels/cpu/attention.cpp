@@ -1,4 +1,4 @@
-// C interface of the CPU kernels: checks the layout, cuts a call into work items, runs them on OpenMP threads.
+// C interface of the CPU kernels: checks the layout, cuts a call into work items, shares them out among threads (team.h).
 //
 // Work is cut by absolute position and merged in a fixed order, so that neither the cut nor the threads change a result
 // (see paged_attention.h). Every function returns a Status; none throws or keeps anything but its threads' scratch.
