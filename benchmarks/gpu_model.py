@@ -39,7 +39,7 @@ from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 if TYPE_CHECKING:
     from engine.choices import Choices
     from engine.config import EngineConfig
-    from engine.messages import SamplingParams
+    from engine.sampling_params import SamplingParams
 
 TARGET = 1.25  # times the floor, with graphs
 WARM_STEPS = 5

@@ -20,7 +20,8 @@ from benchmarks.step_costs import StepShape, step_costs
 from benchmarks.step_recorder import Part, StepRecorder
 from engine.channel import LENGTH, decode_from_engine, frame
 from engine.config import EngineConfig, resolve_checkpoint
-from engine.messages import EngineRequest, SamplingParams, StepOutput
+from engine.messages import EngineRequest, StepOutput
+from engine.sampling_params import SamplingParams
 from engine.startup import StageTimes, build_engine
 from kernels.roofline import Cost
 from server.text.detokenizer import Detokenizer

@@ -22,8 +22,8 @@ from functools import partial
 import torch
 
 from benchmarks.machine import Conditions
-from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
+from engine.sampling_params import SamplingParams
 from kernels.cpu.library import NativeLibrary
 
 TEMPERATURE = 0.8

@@ -27,7 +27,7 @@ from benchmarks.profiled_engine import KV_BYTES, Load, Profile, ProfiledEngine
 from benchmarks.section import write_section
 from benchmarks.step_recorder import PRODUCTS, Part
 from engine.config import KV_CACHE_DTYPES, CheckpointError, ConfigError, EngineConfig, resolve_checkpoint
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from kernels.roofline import Cost
 
 SECTION = "step profile"

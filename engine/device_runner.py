@@ -33,7 +33,7 @@ from engine.token_sampler import TokenSampler
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 
 if TYPE_CHECKING:
-    from engine.messages import SamplingParams
+    from engine.sampling_params import SamplingParams
 
 NO_SOURCE = -1
 _SEED_MASK = (1 << 64) - 1

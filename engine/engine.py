@@ -29,11 +29,11 @@ from engine.messages import (
     Failure,
     RequestDelta,
     RequestExplanation,
-    SamplingParams,
     StepOutput,
 )
 from engine.reports import request_explanation, request_ledger, scheduler_stats
 from engine.sampler import child_seed
+from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import StepResult, StepRunner
 from scheduler.batch import ScheduledBatch

@@ -6,29 +6,19 @@ exchange them as length-prefixed frames.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
+from engine.sampling_params import SamplingParams, TokenLogprobs
 from scheduler.request import FinishReason, RequestStatus, WaitReason
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is drawn and when to stop; validated by the API before it gets here.
+class Pooling(enum.StrEnum):
+    """How the hidden states of a prompt become one vector."""
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 switch their filters off. ``seed`` fixes
-    the request's own generator; None draws one. ``stop_token_ids`` end the request beside the model's EOS ids, which
-    ``ignore_eos`` switches off. ``rank`` asks for the log probabilities of the tokens, summed, to choose among several
-    samples.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    rank: bool = False
+    MEAN = "mean"
+    LAST = "last"
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -39,7 +29,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
     ``tenant`` is whose share it counts towards, ``priority`` lower for what goes first; each matters to the scheduling
     policy of its name. ``timeout`` is in seconds from arrival in the engine to the end. ``reports_position``: while it
-    waits, say at which place.
+    waits, say at which place. ``prompt_logprobs``: tell the log probability of each prompt token, and of so many most
+    likely ones at its position. ``pooling``: tell the prompt's embedding; such a request has ``max_tokens`` 0. For both
+    every prompt position is computed, whatever pages hold already.
     """
 
     request_id: str
@@ -52,6 +44,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     priority: int = 0
     timeout: float | None = None
     reports_position: bool = False
+    prompt_logprobs: int | None = None
+    pooling: Pooling | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -120,6 +114,10 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
 
     ``stop_token_id`` names the id that ended the request when it was one of its ``stop_token_ids``; it is None for EOS.
     ``num_cached_tokens`` counts prompt tokens read from pages instead of computed, as of first admission.
+    ``logprobs`` has one entry per token of ``token_ids`` where the request asked for them, else none.
+    ``prompt_logprobs`` come in pieces, in the order of the prompt, each position once and the first as None, all
+    of them before the first token or with it. ``embedding`` has the prompt's vector: little-endian
+    float32 [hidden_size].
     ``logprob`` sums the log probabilities of ``token_ids`` where ``rank`` asked for it. ``ledger`` comes with the
     last delta of a request that ran. ``failure`` explains a finish reason of ERROR. ``queue_position`` comes alone, to
     requests that asked for it: 1 for the one that starts next.
@@ -131,6 +129,9 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     logprob: float = 0.0
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
+    embedding: bytes | None = None
     ledger: Ledger | None = None
     failure: Failure | None = None
     queue_position: int | None = None

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from block_manager.kv_cache import KVCache
 from engine.input_batch import InputBatch
-from engine.messages import SamplingParams
 from engine.paged_model import PagedModel
 from engine.sampler import Sampler, log_probability, uniform_draw
+from engine.sampling_params import SamplingParams
 from engine.step_result import DrawnToken, FinishedStep
 from engine.verification import num_accepted
 from models.model import CausalLM

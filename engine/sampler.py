@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from kernels.cpu.library import LibraryError, NativeLibrary
 from kernels.cpu.sampling import RowSampling, sample
 

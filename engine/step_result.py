@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from scheduler.batch import ScheduledBatch
 
 if TYPE_CHECKING:
-    from engine.messages import SamplingParams
+    from engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """create_app: the routes of one server over its ServerState.
 
 Knows which path does what, and leaves the doing to the modules it names. Routes take the raw request: bodies are parsed
-by `server.openai.protocol`, which is stricter than a framework's own validation.
+by `server.openai.body`, which is stricter than a framework's own validation.
 """
 
 from __future__ import annotations

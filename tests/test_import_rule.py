@@ -24,7 +24,9 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "kernels": frozenset(),
     "models": frozenset({"kernels"}),
     "engine": frozenset({"block_manager", "scheduler", "kernels", "models"}),
-    "server": frozenset({"engine.client", "engine.messages", "engine.config", "scheduler.request"}),
+    "server": frozenset(
+        {"engine.client", "engine.messages", "engine.sampling_params", "engine.config", "scheduler.request"}
+    ),
     "benchmarks": frozenset(
         {
             "block_manager",

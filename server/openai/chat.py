@@ -13,9 +13,10 @@ from server.disconnect import unless_disconnected
 from server.errors import bad_request
 from server.generation import TextDelta
 from server.generation_group import Usage
+from server.openai.body import parse_body
+from server.openai.chat_body import ChatBody
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
-from server.openai.protocol import ChatBody, parse_body
 from server.openai.submission import (
     Submission,
     check_num_samples,

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from server.disconnect import unless_disconnected
 from server.generation import TextDelta
 from server.generation_group import Usage
+from server.openai.body import parse_body
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
-from server.openai.protocol import DEFAULT_COMPLETION_TOKENS, CompletionBody, parse_body
+from server.openai.completion_body import DEFAULT_COMPLETION_TOKENS, CompletionBody
 from server.openai.submission import (
     Submission,
     check_num_samples,

@@ -18,7 +18,7 @@ from engine.messages import EngineReady, EngineRequest, RequestDelta
 from server.errors import bad_request, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
-from server.openai.protocol import GenerationBody
+from server.openai.generation_body import GenerationBody
 from server.request_id import RequestId
 from server.request_registry import InFlightRequest
 from server.state import ServerState

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.profiled_engine import Load, ProfiledEngine
 from benchmarks.step_recorder import Part, StepRecorder
 from engine.config import EngineConfig
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from kernels.cpu.backend import NativeBackend
 from models.layers import Embedding, Linear
 from models.matrix_product import MatrixProduct

@@ -16,8 +16,9 @@ from engine.choices import choose_forms
 from engine.config import resolve_checkpoint
 from engine.engine import Engine
 from engine.input_batch import InputBatch
-from engine.messages import EngineRequest, SamplingParams
+from engine.messages import EngineRequest
 from engine.runner import Runner
+from engine.sampling_params import SamplingParams
 from kernels.backends import choose_backend
 from models.loader import load_model
 from models.model import CausalLM

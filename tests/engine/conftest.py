@@ -14,7 +14,8 @@ from engine import choices, startup
 from engine.config import EngineConfig
 from engine.device_setup import DeviceSetup
 from engine.engine import Engine
-from engine.messages import EngineRequest, EngineStats, RequestDelta, SamplingParams
+from engine.messages import EngineRequest, EngineStats, RequestDelta
+from engine.sampling_params import SamplingParams
 from engine.startup import StageTimes, build_engine
 from kernels.backends import choose_backend
 from tests.engine.fake_device import FakeDevice

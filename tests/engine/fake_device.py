@@ -17,8 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
+from engine.sampling_params import SamplingParams
 from engine.step_buffers import DrawSections
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.roofline import DataSheet

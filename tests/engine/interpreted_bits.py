@@ -15,7 +15,8 @@ from collections import Counter
 import torch
 
 from engine.engine import Engine
-from engine.messages import EngineRequest, SamplingParams
+from engine.messages import EngineRequest
+from engine.sampling_params import SamplingParams
 from tests.engine.interpreted_steps import build
 
 PROMPT_LENGTHS = (1, 18, 37)

@@ -17,7 +17,8 @@ from engine import choices, startup
 from engine.config import EngineConfig
 from engine.device_setup import DeviceSetup
 from engine.engine import Engine
-from engine.messages import EngineReady, EngineRequest, SamplingParams
+from engine.messages import EngineReady, EngineRequest
+from engine.sampling_params import SamplingParams
 from engine.token_sampler import KernelSampler
 from kernels.roofline import DataSheet
 from tests.engine.fake_device import FakeDevice

@@ -11,7 +11,8 @@ import pytest
 
 from engine.channel import LENGTH, Channel, ChannelClosed, decode_from_engine, frame
 from engine.config import EngineConfig
-from engine.messages import AbortRequests, EngineFailed, EngineRequest, LoadProgress, SamplingParams, Shutdown, ToEngine
+from engine.messages import AbortRequests, EngineFailed, EngineRequest, LoadProgress, Shutdown, ToEngine
+from engine.sampling_params import SamplingParams
 
 REQUEST = EngineRequest(
     request_id="r", prompt_token_ids=[1, 262_143], sampling=SamplingParams(max_tokens=3, seed=2**63, stop_token_ids=[4])

@@ -20,7 +20,8 @@ from engine.client import (
     RequestTooLarge,
 )
 from engine.config import EngineConfig
-from engine.messages import EngineRequest, RequestDelta, SamplingParams
+from engine.messages import EngineRequest, RequestDelta
+from engine.sampling_params import SamplingParams
 from scheduler.request import FinishReason
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import _limits_of_determinism
 from engine.config import ConfigError, resolve_checkpoint
 from engine.input_batch import StepTensors
-from engine.messages import SamplingParams
+from engine.sampling_params import SamplingParams
 from engine.step_result import StepResult
 from kernels.cpu import library
 from models.matrix_product import MatrixProduct

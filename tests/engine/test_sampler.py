@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
+from engine.sampling_params import SamplingParams
 from kernels.cpu.library import LibraryError, NativeLibrary
 
 

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from block_manager.prefix_index import MissReason
 from engine.client import EngineState
-from engine.messages import EngineRequest, PreemptionCount, SamplingParams
+from engine.messages import EngineRequest, PreemptionCount
+from engine.sampling_params import SamplingParams
 from scheduler.preemption_record import PreemptionCause, PreemptionKind
 from scheduler.refusal import RefusalReason
 from scheduler.request import FinishReason, WaitReason

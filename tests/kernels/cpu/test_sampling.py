@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import SamplingParams
 from engine.sampler import Sampler, uniform_draw
+from engine.sampling_params import SamplingParams
 from kernels import reference_layers
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant
 from kernels.cpu.sampling import RowSampling, sample

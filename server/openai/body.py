@@ -1,0 +1,105 @@
+"""Body: a JSON request body, validated to the last field.
+
+Knows how bodies are read and refused, and no endpoint. Invariants: a field is honoured, or it is refused by name; none
+is ignored silently. Fields that clients send as a matter of course pass when they ask for nothing (``suffix: ""``,
+``logprobs: null``). No value is converted: ``"8"``, ``1.5`` and ``true`` are no integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from server.errors import ApiError, bad_request
+
+NeutralValues = dict[str, tuple[object, ...]]
+
+
+class Body(BaseModel):
+    """A JSON object. ``NEUTRAL``: fields it does not serve, with the values beside null that ask for nothing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    NEUTRAL: ClassVar[NeutralValues] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or not cls.NEUTRAL:
+            return fields
+        return {k: v for k, v in fields.items() if not (k in cls.NEUTRAL and _asks_nothing(v, cls.NEUTRAL[k]))}
+
+
+def _asks_nothing(value: object, neutral: tuple[object, ...]) -> bool:
+    if value is None:
+        return True
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> BodyT:
+    """The request body as ``kind``; ApiError 400 for malformed JSON, what is no object, and the first wrong field.
+
+    More token ids in a prompt, or more messages, than the ``context`` has tokens are refused before they are looked at.
+    """
+    try:
+        fields = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(fields, dict):
+        raise bad_request("the body must be a JSON object")
+    if context is not None:
+        _check_counts(fields, context)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+
+
+def _check_counts(fields: dict[str, Any], context: int) -> None:
+    """ApiError 400 for what is too long by its number of items alone."""
+    prompt, messages = fields.get("prompt"), fields.get("messages")
+    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
+    for ids in prompts:
+        if isinstance(ids, list) and len(ids) > context and not isinstance(ids[0], str):
+            message = f"prompt: {len(ids)} token ids are more than the context of {context} tokens"
+            raise bad_request(message, code="context_length_exceeded")
+    if isinstance(messages, list) and len(messages) > context:
+        message = f"messages: {len(messages)} messages are more than the context of {context} tokens can hold"
+        raise bad_request(message, code="context_length_exceeded")
+
+
+def _from_validation(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = _path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        known = any(name in one.NEUTRAL for one in _kinds(Body))
+        what = "unsupported" if known else "unknown"
+        return bad_request(f"{what} parameter: {param}", param, f"{what}_parameter")
+    cause = first.get("ctx", {}).get("error")
+    if first["type"] == "model_type":
+        message = "must be an object"
+    else:
+        message = str(cause) if cause is not None else first["msg"][:1].lower() + first["msg"][1:]
+    if first["type"] == "missing":
+        return bad_request(f"missing parameter: {param}", param, "missing_parameter")
+    return bad_request(f"{param}: {message}" if param else message, param)
+
+
+def _kinds(base: type[Body]) -> Iterator[type[Body]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from _kinds(kind)
+
+
+def _path(location: tuple[int | str, ...]) -> str | None:
+    """``messages[0].content`` for ("messages", 0, "content"), cut to a length fit for a message."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path[:100] or None

@@ -1,0 +1,130 @@
+"""GenerationBody: what the bodies of all endpoints that generate have in common.
+
+Knows the wire format and no model: what depends on one (vocabulary, context) is checked where the model is known.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
+
+from engine.sampling_params import SamplingParams
+from server.openai.body import Body, NeutralValues
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1000
+MAX_STOP_TOKEN_IDS = 256
+MAX_CHOICES = 128
+MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 100
+MAX_TIMEOUT_SECONDS = 86_400
+MAX_INT32 = 2**31 - 1
+
+# Fields of the OpenAI API, and of servers like this one, that Octavo does not serve, with the values that ask for
+# nothing. null always asks for nothing.
+NEUTRAL_SAMPLING: NeutralValues = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+}
+
+
+def _read_stop(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, not {len(stops)}")
+    for stop in stops:
+        if not isinstance(stop, str):
+            raise ValueError("must be a string or a list of strings")
+        if not stop:
+            raise ValueError("a stop string must not be empty")
+        if len(stop) > MAX_STOP_CHARACTERS:
+            raise ValueError(f"a stop string has at most {MAX_STOP_CHARACTERS} characters, not {len(stop)}")
+    return tuple(stops)
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer. Only ``include_usage`` changes it: usage comes in a chunk of its own at the end."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationBody(Body):
+    """The model, how tokens are drawn, when to stop, and how to answer."""
+
+    model: str = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_INT32)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    stop: Annotated[tuple[str, ...], PlainValidator(_read_stop)] = ()
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_SECONDS)
+    context_overflow: Literal["error", "rotate"] | None = None
+    include_ledger: bool | None = None
+    user: str | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _stream_options_need_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream", True):
+            raise ValueError("allowed only with stream: true")
+        return options
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def num_samples(self) -> int:
+        """Sequences per prompt, of which the best are its choices."""
+        return self.num_choices
+
+    @property
+    def rotates(self) -> bool:
+        return self.context_overflow == "rotate"
+
+    def sampling(self, max_tokens: int) -> SamplingParams:
+        """The engine's parameters, for a sequence of at most ``max_tokens`` new tokens."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=max(self.top_k or 0, 0),
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            stop_token_ids=self.stop_token_ids or [],
+            ignore_eos=self.ignore_eos is True,
+            rank=self.num_samples > self.num_choices,
+        )
