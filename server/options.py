@@ -1,4 +1,4 @@
-"""ServeOptions: what a user chose about the API server, beside the engine's own EngineConfig."""
+"""ModelOptions and ServeOptions: what a user chose about a model's API and its server, beside the EngineConfig."""
 
 from __future__ import annotations
 
@@ -6,40 +6,35 @@ from dataclasses import dataclass, field
 
 from engine.config import ConfigError, EngineConfig
 
+DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Choices of one `octavo serve`. ``model`` None is the demo model; ``engine.model`` is filled in once it is found.
+class ModelOptions:
+    """Choices about one model and its API. ``model`` None is the demo model; ``engine.model`` is filled in later.
 
-    ``shutdown_timeout`` and ``silence_limit`` are in seconds. ``engine.tenant_weights`` are of the tenants that
-    ``api_keys`` name, in their order (see `server.tenant`), or there are none.
+    ``silence_limit`` is in seconds. ``engine.tenant_weights`` are of the tenants that ``api_keys`` name, in their order
+    (see `server.tenant`), or there are none.
     """
 
     model: str | None
-    revision: str | None
-    host: str
-    port: int
-    served_model_name: str | None
-    chat_template: str | None
-    max_request_bytes: int | None
-    shutdown_timeout: float
-    silence_limit: float
-    stream_queue_position: bool
-    api_keys: tuple[str, ...] = field(repr=False)
+    revision: str | None = None
+    served_model_name: str | None = None
+    chat_template: str | None = None
+    max_request_bytes: int | None = None
+    silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
+    stream_queue_position: bool = False
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     engine: EngineConfig
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port {self.port}: must be from 0 to 65535")
         if self.revision is not None and self.model is None:
             raise ConfigError(f"--revision {self.revision}: needs a MODEL, a hub id, of which to take that revision")
         if self.served_model_name == "":
             raise ConfigError("--served-model-name: must not be empty")
         if self.max_request_bytes is not None and self.max_request_bytes < 1:
             raise ConfigError(f"--max-request-bytes {self.max_request_bytes}: must be at least 1")
-        if not self.shutdown_timeout >= 0:
-            raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")
         if not self.silence_limit > 0:
             raise ConfigError(f"--engine-silence-limit {self.silence_limit}: must be above 0")
         for key in self.api_keys:
@@ -53,3 +48,20 @@ class ServeOptions:
                 f"--tenant-weights: {len(weights)} weights for {len(self.api_keys)} API keys: give one each"
             )
         self.engine.validate()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(ModelOptions):
+    """Choices of one `octavo serve`; ``shutdown_timeout`` is in seconds."""
+
+    host: str
+    port: int
+    shutdown_timeout: float
+
+    def validate(self) -> None:
+        """Raise ConfigError for the first setting that cannot work."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: must be from 0 to 65535")
+        if not self.shutdown_timeout >= 0:
+            raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")
+        ModelOptions.validate(self)

@@ -17,18 +17,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from engine.client import EngineClient
-from engine.config import Checkpoint, resolve_checkpoint
+from engine.config import Checkpoint
 from server.listener import listen, url
+from server.model_start import ModelStart, find_checkpoint
 from server.options import ServeOptions
-from server.startup import LoadingBar, announce, say, startup_table
+from server.startup import say, startup_table
 
 if TYPE_CHECKING:
     from server.http_server import HttpServer
     from server.state import ServerState
-    from server.text_parts import TextParts
 
 DRAIN_POLL_SECONDS = 0.05
 
@@ -39,15 +37,12 @@ def serve(options: ServeOptions, began: float) -> int:
     Raises ListenError, CheckpointError, TextError or EngineStartError for what keeps it from serving.
     """
     with listen(options.host, options.port) as listener:
-        now = time.monotonic()
-        checkpoint = resolve_checkpoint(options.model, revision=options.revision)
-        announce(checkpoint)
-        seconds = {"checkpoint": time.monotonic() - now}
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(options, checkpoint, listener, began, seconds))
+        model = find_checkpoint(options)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(_serve(options, model, listener, began))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
@@ -55,63 +50,29 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(
-    options: ServeOptions, checkpoint: Checkpoint, listener: socket.socket, began: float, seconds: dict[str, float]
-) -> int:
+async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listener: socket.socket, began: float) -> int:
     stop = _stop_on_signals()
-    bar = LoadingBar()
-    client = EngineClient(msgspec.structs.replace(options.engine, model=str(checkpoint.path)), on_progress=bar.update)
+    start = ModelStart(options, *model)
+    http: HttpServer | None = None
     try:
-        starting = asyncio.create_task(client.start())
-        loading = asyncio.create_task(asyncio.to_thread(_load_text, checkpoint, options.chat_template))
         # In a thread, so that this loop can tell the engine's process meanwhile what to load.
         http_server = await asyncio.to_thread(import_module, "server.http_server")
-        name = options.served_model_name or checkpoint.name
-        state = _state(options, client, name)
-        http: HttpServer = http_server.HttpServer(state, listener)
-        try:
-            started = asyncio.gather(starting, loading)
-            if not await _unless(stop, started):
-                started.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await started
-                return 0
-            bar.close()
-            ready, text = starting.result(), loading.result()
-            state.tokenizer, state.chat_template = text.tokenizer, text.chat_template
-            seconds["tokenizer"] = text.seconds
-            say(startup_table(name, ready, seconds, time.monotonic() - began, url(listener)))
-            if await _unless(stop, asyncio.ensure_future(_until_over(http, client))):
-                return 1  # a supervisor starts a new server; this one could only answer 503
-            await _drain(state, options.shutdown_timeout)
+        state = start.state()
+        http = http_server.HttpServer(state, listener)
+        finishing = asyncio.create_task(start.finish(state))
+        if not await _unless(stop, finishing):
+            finishing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await finishing
             return 0
-        finally:
-            starting.cancel()
-            loading.cancel()
-            await asyncio.gather(client.close(), http.close())
+        ready, seconds = finishing.result()
+        say(startup_table(start.name, ready, seconds, time.monotonic() - began, url(listener)))
+        if await _unless(stop, asyncio.ensure_future(_until_over(http, start.client))):
+            return 1  # a supervisor starts a new server; this one could only answer 503
+        await _drain(state, options.shutdown_timeout)
+        return 0
     finally:
-        bar.close()
-
-
-def _load_text(checkpoint: Checkpoint, chat_template: str | None) -> TextParts:
-    from server.text_parts import load_text_parts
-
-    return load_text_parts(checkpoint, chat_template)
-
-
-def _state(options: ServeOptions, client: EngineClient, name: str) -> ServerState:
-    from server.auth import ApiKeys
-    from server.state import ServerState
-
-    return ServerState(
-        client,
-        name,
-        silence_limit=options.silence_limit,
-        max_request_bytes=options.max_request_bytes,
-        api_keys=ApiKeys(options.api_keys),
-        scheduling_policy=options.engine.scheduling_policy,
-        stream_queue_position=options.stream_queue_position,
-    )
+        await asyncio.gather(start.close(), *((http.close(),) if http is not None else ()))
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -13,6 +13,7 @@ from engine.messages import EngineReady
 from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
 from server.metrics import Metrics
+from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
 from server.request_registry import RequestRegistry
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -20,7 +21,6 @@ from server.text.tokenizer import Tokenizer
 MAX_REQUEST_BYTES = 8 * 1024 * 1024
 REQUEST_BYTES_PER_TOKEN = 32  # of the context: several times what a token takes as text or as an id
 REQUEST_BYTES_BESIDE_PROMPT = 64 * 1024
-DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
 
 
 @dataclass(slots=True)

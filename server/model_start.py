@@ -1,0 +1,88 @@
+"""ModelStart: a model on its way from a checkpoint to a ServerState that answers.
+
+The engine's process and the tokenizer load side by side; whoever starts them does something else meanwhile. Knows
+nothing of sockets and signals. Invariant: after `close` no process and no thread of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.client import EngineClient
+from engine.config import Checkpoint, resolve_checkpoint
+from engine.messages import EngineReady
+from server.options import ModelOptions
+from server.startup import LoadingBar, announce
+
+if TYPE_CHECKING:
+    from server.state import ServerState
+    from server.text_parts import TextParts
+
+
+def find_checkpoint(options: ModelOptions) -> tuple[Checkpoint, float]:
+    """The checkpoint, announced to the user, and the seconds that took. Raises CheckpointError."""
+    start = time.monotonic()
+    checkpoint = resolve_checkpoint(options.model, revision=options.revision)
+    announce(checkpoint)
+    return checkpoint, time.monotonic() - start
+
+
+class ModelStart:
+    """Loads from construction on, in the running loop. ``checkpoint`` is that of `find_checkpoint`."""
+
+    def __init__(self, options: ModelOptions, checkpoint: Checkpoint, checkpoint_seconds: float) -> None:
+        self.name = options.served_model_name or checkpoint.name
+        self._options = options
+        self._bar = LoadingBar()
+        self._seconds = {"checkpoint": checkpoint_seconds}
+        config = msgspec.structs.replace(options.engine, model=str(checkpoint.path))
+        self.client = EngineClient(config, on_progress=self._bar.update)
+        self._starting = asyncio.create_task(self.client.start())
+        self._loading = asyncio.create_task(asyncio.to_thread(_load_text, checkpoint, options.chat_template))
+
+    def state(self) -> ServerState:
+        """A state of this model, which says that it is not ready until `finish` has returned."""
+        # here and not above: whoever imports the HTTP stack in a thread must not be held up by this module
+        from server.auth import ApiKeys
+        from server.state import ServerState
+
+        options = self._options
+        return ServerState(
+            self.client,
+            self.name,
+            silence_limit=options.silence_limit,
+            max_request_bytes=options.max_request_bytes,
+            api_keys=ApiKeys(options.api_keys),
+            scheduling_policy=options.engine.scheduling_policy,
+            stream_queue_position=options.stream_queue_position,
+        )
+
+    async def finish(self, state: ServerState) -> tuple[EngineReady, dict[str, float]]:
+        """Wait until the engine serves and ``state`` can read; what was loaded, and seconds of this process's stages.
+
+        Raises EngineStartError, TextError or CheckpointError.
+        """
+        ready, text = await asyncio.gather(self._starting, self._loading)
+        self._bar.close()
+        state.tokenizer, state.chat_template = text.tokenizer, text.chat_template
+        return ready, {**self._seconds, "tokenizer": text.seconds}
+
+    async def close(self) -> None:
+        """Stop what loads, and the engine."""
+        self._bar.close()
+        for task in (self._starting, self._loading):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+        await self.client.close()
+
+
+def _load_text(checkpoint: Checkpoint, chat_template: str | None) -> TextParts:
+    from server.text_parts import load_text_parts
+
+    return load_text_parts(checkpoint, chat_template)
