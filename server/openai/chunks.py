@@ -10,29 +10,51 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import orjson
 
 from server.errors import ApiError, internal_error
-from server.generation import TextDelta
-from server.generation_group import GenerationGroup, Usage
+from server.generation_group import Usage
 from server.sse import DONE, comment, error_frame, frame
 
 logger = logging.getLogger("octavo.server")
 
 
-class ChunkFormat(Protocol):
+class Delta(Protocol):
+    """More of one choice; ``queue_position`` comes alone, before all else."""
+
+    @property
+    def queue_position(self) -> int | None: ...
+
+
+DeltaT = TypeVar("DeltaT", bound=Delta)
+ShownT_contra = TypeVar("ShownT_contra", bound=Delta, contravariant=True)
+MadeT_co = TypeVar("MadeT_co", bound=Delta, covariant=True)
+
+
+class DeltaSource(Protocol[MadeT_co]):
+    """What streams: the choices of one API request."""
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far."""
+
+    def stream(self) -> AsyncGenerator[tuple[int, MadeT_co]]:
+        """(index of the choice, delta) as they come. Closed early, it aborts what still runs."""
+
+
+class ChunkFormat(Protocol[ShownT_contra]):
     """Frames of one kind of answer."""
 
     def opening(self, index: int) -> bytes | None:
-        """What comes before the first text of a choice, if anything."""
+        """What comes before the first delta of a choice, if anything."""
 
-    def text(self, index: int, text: str) -> bytes:
-        """New text."""
+    def more(self, index: int, delta: ShownT_contra) -> bytes | None:
+        """What a delta brings, its end apart."""
 
-    def final(self, index: int, last: TextDelta) -> bytes:
-        """The end of a choice; its text has been sent."""
+    def final(self, index: int, delta: ShownT_contra) -> bytes | None:
+        """The end of a choice, if this is its last delta; what it brings has been sent."""
 
     def usage(self, usage: Usage) -> bytes:
         """The counts, without choices."""
@@ -71,13 +93,15 @@ class QueuePosition:
         return first
 
 
-async def stream_frames(group: GenerationGroup, chunks: ChunkFormat, *, include_usage: bool) -> AsyncGenerator[bytes]:
+async def stream_frames(
+    source: DeltaSource[DeltaT], chunks: ChunkFormat[DeltaT], *, include_usage: bool
+) -> AsyncGenerator[bytes]:
     """The frames of an answer. Raises only before the first frame; later failures become an error frame."""
     started = False
     opened: set[int] = set()
     waiting = QueuePosition()
     try:
-        async with contextlib.aclosing(group.stream()) as deltas:
+        async with contextlib.aclosing(source.stream()) as deltas:
             async for index, delta in deltas:
                 if delta.queue_position is not None:
                     if not opened and (place := waiting.change(index, delta.queue_position)) is not None:
@@ -89,14 +113,14 @@ async def stream_frames(group: GenerationGroup, chunks: ChunkFormat, *, include_
                     if (opening := chunks.opening(index)) is not None:
                         started = True
                         yield opening
-                if delta.text:
+                if (more := chunks.more(index, delta)) is not None:
                     started = True
-                    yield chunks.text(index, delta.text)
-                if delta.finish_reason is not None:
+                    yield more
+                if (final := chunks.final(index, delta)) is not None:
                     started = True
-                    yield chunks.final(index, delta)
+                    yield final
         if include_usage:
-            yield chunks.usage(group.usage)
+            yield chunks.usage(source.usage)
     except ApiError as error:
         if not started:
             raise

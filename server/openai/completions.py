@@ -101,16 +101,20 @@ class CompletionChunks:
     def opening(self, index: int) -> bytes | None:
         return None
 
-    def text(self, index: int, text: str) -> bytes:
-        choices = b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}]' % (index, orjson.dumps(text))
+    def more(self, index: int, delta: TextDelta) -> bytes | None:
+        if not delta.text:
+            return None
+        choices = b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}]' % (index, orjson.dumps(delta.text))
         return self._envelope.wrap(choices)
 
-    def final(self, index: int, last: TextDelta) -> bytes:
+    def final(self, index: int, delta: TextDelta) -> bytes | None:
+        if delta.finish_reason is None:
+            return None
         choice = {
             "index": index,
             "text": "",
             "logprobs": None,
-            **ending(last, include_ledger=self._include_ledger),
+            **ending(delta, include_ledger=self._include_ledger),
         }
         return self._envelope.wrap(orjson.dumps([choice]))
 
