@@ -277,6 +277,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_num_batched_tokens: int
     num_speculative_tokens: int
     vocab_size: int
+    hidden_size: int
     layer_windows: list[int | None]
     eos_token_ids: list[int]
     stage_seconds: dict[str, float]

@@ -85,6 +85,7 @@ def build_engine(
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=config.most_drafts,
         vocab_size=choices.spec.vocab_size,
+        hidden_size=choices.spec.hidden_size,
         layer_windows=[layer.window for layer in choices.spec.layers],
         eos_token_ids=list(choices.spec.eos_token_ids),
         stage_seconds=times.seconds,

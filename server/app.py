@@ -9,23 +9,26 @@ from __future__ import annotations
 import orjson
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.client import EngineState
 from server.auth import RequireApiKey
 from server.body_limit import BodyLimit
-from server.disconnect import ClientDisconnected
-from server.errors import install_error_handlers, internal_error, unavailable
+from server.error_answers import install_error_handlers
+from server.errors import unavailable
 from server.openai.chat import create_chat_completion
 from server.openai.completions import create_completion
+from server.openai.embeddings import create_embeddings
 from server.openai.models import list_models, retrieve_model
 from server.openai.requests import list_requests, retrieve_request
-from server.request_id import ShowRequestId, request_id_header
+from server.request_id import ShowRequestId
 from server.state import ServerState
+from server.tokenization.detokenize import detokenize
+from server.tokenization.tokenize import tokenize
+from server.tokenization.tokenizer_info import tokenizer_info
 from server.version import octavo_version
 
-CLIENT_CLOSED_REQUEST = 499
 READING = ["GET", "HEAD"]
 
 
@@ -41,20 +44,6 @@ def create_app(state: ServerState) -> FastAPI:
         app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
     install_error_handlers(app)
 
-    async def on_disconnect(request: Request, error: Exception) -> Response:
-        """Nobody reads this; the status is for the access log."""
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-    async def on_exception(request: Request, error: Exception) -> Response:
-        """A bug: what it says is for the log. No middleware sees this answer."""
-        response = internal_error().response()
-        response.headers.update(request_id_header(request.scope))
-        return response
-
-    app.add_exception_handler(Exception, on_exception)
-    app.add_exception_handler(ClientDisconnected, on_disconnect)
-    app.add_exception_handler(ClientDisconnect, on_disconnect)  # while it still sent its body
-
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await create_completion(state, request)
@@ -62,6 +51,10 @@ def create_app(state: ServerState) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await create_chat_completion(state, request)
+
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        return await create_embeddings(state, request)
 
     @app.api_route("/v1/models", methods=READING)
     async def models() -> Response:
@@ -78,6 +71,18 @@ def create_app(state: ServerState) -> FastAPI:
     @app.api_route("/v1/requests/{name:path}", methods=READING)
     async def one_request(request: Request, name: str) -> Response:
         return await retrieve_request(state, request, name)
+
+    @app.post("/tokenize")
+    async def tokens_of_text(request: Request) -> Response:
+        return await tokenize(state, request)
+
+    @app.post("/detokenize")
+    async def text_of_tokens(request: Request) -> Response:
+        return await detokenize(state, request)
+
+    @app.api_route("/tokenizer_info", methods=READING)
+    async def vocabulary() -> Response:
+        return tokenizer_info(state)
 
     @app.api_route("/health", methods=READING)
     async def health() -> Response:

@@ -1,4 +1,4 @@
-"""API keys: who may use /v1, as which tenant, and whose cached prompts are whose.
+"""API keys: who may use the API, as which tenant, and whose cached prompts are whose.
 
 Knows keys by their digests only. Invariants: a key is compared in a time that tells nothing of it, and is neither
 logged nor sent anywhere; requests under different keys never have the same salt, so that none finds another's pages,
@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.error_answers import error_response
 from server.errors import ApiError
 from server.tenant import NO_TENANT, tenant_name
+
+TEXT_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})  # what is guarded beside /v1
 
 SALT_DOMAIN = b"octavo cache salt of an API key\0"
 
@@ -65,7 +68,7 @@ class ApiKeys:
             return None
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise _unauthorized("an API key is needed: send the header Authorization: Bearer KEY")
+            raise _unauthorized("an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY")
         presented = _digest(key.strip().encode())
         found = None
         for known in self._keys:  # all of them, whichever fits
@@ -85,24 +88,41 @@ def _unauthorized(message: str) -> ApiError:
 
 
 class RequireApiKey:
-    """ASGI middleware: answers 401 to a request under /v1 without a valid key, before its body is read."""
+    """ASGI middleware: answers 401 to a request for the API without a valid key, before its body is read.
+
+    A key in the header x-api-key, where clients of /v1/messages put it, is taken for one in Authorization.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (scope["path"] == "/v1" or scope["path"].startswith("/v1/")):
+        if scope["type"] == "http" and _is_guarded(scope["path"]):
+            scope = _with_authorization(scope)
             try:
-                self._keys.check(_authorization(scope))
+                self._keys.check(_header(scope, b"authorization"))
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def _authorization(scope: Scope) -> str | None:
+def _is_guarded(path: str) -> bool:
+    return path == "/v1" or path.startswith("/v1/") or path in TEXT_PATHS
+
+
+def _with_authorization(scope: Scope) -> Scope:
+    """The scope with its key in Authorization, wherever the client has put it."""
+    key = _header(scope, b"x-api-key")
+    if key is None or _header(scope, b"authorization") is not None:
+        return scope
+    bearer = (b"authorization", f"Bearer {key}".encode("latin-1"))
+    return {**scope, "headers": [*scope["headers"], bearer]}
+
+
+def _header(scope: Scope, wanted: bytes) -> str | None:
     for name, value in scope["headers"]:
-        if name == b"authorization":
+        if name == wanted:
             return str(value, "latin-1")
     return None

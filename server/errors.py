@@ -9,12 +9,9 @@ from __future__ import annotations
 import http
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.client import EngineDied, EngineError, EngineUnavailable, RequestTooLarge
@@ -116,21 +113,3 @@ def from_http(error: HTTPException) -> ApiError:
     phrase = http.HTTPStatus(error.status_code).phrase
     code = phrase.lower().replace(" ", "_")
     return ApiError(error.status_code, str(error.detail or phrase), code=code, headers=error.headers)
-
-
-def install_error_handlers(app: Starlette) -> None:
-    """Make every error that leaves the app an error object; those nobody expected are the app's own to handle."""
-
-    async def on_api_error(request: Request, error: Any) -> Response:
-        return error.response()  # type: ignore[no-any-return]
-
-    async def on_http_error(request: Request, error: Any) -> Response:
-        if error.status_code == 404:
-            return ApiError(404, f"no such route: {request.method} {request.url.path}", code="not_found").response()
-        if error.status_code == 405:
-            detail = f"{request.url.path} does not answer {request.method}"
-            return ApiError(405, detail, code="method_not_allowed", headers=error.headers).response()
-        return from_http(error).response()
-
-    app.add_exception_handler(ApiError, on_api_error)
-    app.add_exception_handler(HTTPException, on_http_error)

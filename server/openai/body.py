@@ -62,15 +62,21 @@ def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> Bod
 
 def _check_counts(fields: dict[str, Any], context: int) -> None:
     """ApiError 400 for what is too long by its number of items alone."""
-    prompt, messages = fields.get("prompt"), fields.get("messages")
-    prompts = prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) else [prompt]
-    for ids in prompts:
-        if isinstance(ids, list) and len(ids) > context and not isinstance(ids[0], str):
-            message = f"prompt: {len(ids)} token ids are more than the context of {context} tokens"
-            raise bad_request(message, code="context_length_exceeded")
+    for name in ("prompt", "tokens", "input"):
+        _check_ids(name, fields.get(name), context)
+    messages = fields.get("messages")
     if isinstance(messages, list) and len(messages) > context:
         message = f"messages: {len(messages)} messages are more than the context of {context} tokens can hold"
         raise bad_request(message, code="context_length_exceeded")
+
+
+def _check_ids(name: str, value: object, context: int) -> None:
+    lists = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    for ids in lists:
+        if isinstance(ids, list) and len(ids) > context and not isinstance(ids[0], str):
+            what = "items" if isinstance(ids[0], dict) else "token ids"
+            message = f"{name}: {len(ids)} {what} are more than the context of {context} tokens"
+            raise bad_request(message, code="context_length_exceeded")
 
 
 def _from_validation(error: ValidationError) -> ApiError:

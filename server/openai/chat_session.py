@@ -125,7 +125,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
     ready, tokenizer = state.require_ready()
     state.require_model(body.model)
     check_priority(body, state)
-    template = _require_template(state)
+    template = require_template(state)
     check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
     check_num_samples(body, ready, 1)
     num_characters = sum(len(message.content) for message in body.messages)
@@ -145,7 +145,8 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
     return ChatSession(request_id, group)
 
 
-def _require_template(state: ServerState) -> ChatTemplate:
+def require_template(state: ServerState) -> ChatTemplate:
+    """ApiError 400 for a model without one."""
     if state.chat_template is None:
         message = (
             f"the model {state.served_model_name!r} has no chat template: start the server with --chat-template FILE "
@@ -156,10 +157,15 @@ def _require_template(state: ServerState) -> ChatTemplate:
 
 
 def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer, ready: EngineReady) -> list[int]:
+    text = prompt_text(body, template, tokenizer)
+    check_text_fits(text, tokenizer, ready, "messages")  # not before: a template may cut what it is given
+    return tokenizer.encode_chat(text)
+
+
+def prompt_text(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> str:
+    """The conversation as the model reads it. TextError where the template refuses it."""
     messages = [message.template_fields() for message in body.messages]
     if "developer" not in template.source:
         # The newer name of the system role, which most templates have never heard of.
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    text = template.render(messages, special_tokens=tokenizer.special_tokens)
-    check_text_fits(text, tokenizer, ready, "messages")  # not before: a template may cut what it is given
-    return tokenizer.encode_chat(text)
+    return template.render(messages, special_tokens=tokenizer.special_tokens)

@@ -10,7 +10,8 @@ PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a l
 Prompt = str | list[int]
 
 
-def _read_ids(value: list[Any]) -> list[int]:
+def read_token_ids(value: list[Any]) -> list[int]:
+    """Token ids, of which there is at least one."""
     if any(type(token_id) is not int for token_id in value):
         raise ValueError(f"{PROMPT_FORMS}; not a mixture")
     if min(value) < 0:
@@ -29,9 +30,9 @@ def read_prompts(value: object) -> tuple[Prompt, ...]:
     if all(isinstance(item, str) for item in value):
         prompts: tuple[Prompt, ...] = tuple(value)
     elif all(isinstance(item, list) for item in value):
-        prompts = tuple(_read_ids(item) for item in value)
+        prompts = tuple(read_token_ids(item) for item in value)
     else:
-        prompts = (_read_ids(value),)
+        prompts = (read_token_ids(value),)
     if len(prompts) > MAX_PROMPTS:
         raise ValueError(f"at most {MAX_PROMPTS} prompts in one request, not {len(prompts)}")
     return prompts

@@ -48,6 +48,11 @@ class Tokenizer:
         return self._vocabulary.size
 
     @property
+    def kind(self) -> str:
+        """How the vocabulary writes bytes: "byte-level", "sentencepiece" or "sentencepiece without byte pieces"."""
+        return self._vocabulary.spelling.value
+
+    @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text, if the vocabulary has one."""
         return self._vocabulary.bos_token_id
@@ -100,6 +105,10 @@ class Tokenizer:
         if content is None:
             content = self._bytes[token_id] = self._spelled(token_id)
         return content
+
+    def spelling(self, token_id: int) -> str | None:
+        """The token as its vocabulary writes it, spaces and bytes in disguise; None for an id that has no token."""
+        return self._vocabulary.token_text(token_id)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model rather than standing for text."""

@@ -35,6 +35,7 @@ from server.text.tokenizer import Tokenizer
 MODEL = "org/tiny"
 END = 256  # the EOS token, after one token for each byte
 VOCAB_SIZE = 260
+HIDDEN_SIZE = 4
 CONTEXT = 512
 NUM_PAGES = 20  # of 16 tokens, so 319 or so tokens of one sequence
 
@@ -100,6 +101,7 @@ def make_ready(**changes: Any) -> EngineReady:
         "max_num_batched_tokens": 64,
         "num_speculative_tokens": 0,
         "vocab_size": VOCAB_SIZE,
+        "hidden_size": HIDDEN_SIZE,
         "layer_windows": [None],
         "eos_token_ids": [END],
         "stage_seconds": {"weights": 1.5},
