@@ -2,8 +2,7 @@
 
 Sits between the engine and the endpoints (their formats), and knows neither HTTP nor JSON. Invariants: a generation
 that was started is counted exactly once, as stop, length, abort or error; when its stream is closed, early or not, the
-engine has been told and nothing of it runs on; one that the engine refused to queue is counted as a refusal instead;
-the text of a stop string, and of the token that ended the sequence, is never emitted.
+engine has been told and nothing of it runs on; one that the engine refused to queue is counted as a refusal instead.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from engine.client import EngineError
@@ -19,10 +18,11 @@ from engine.messages import Ledger, RequestDelta
 from scheduler.request import FinishReason
 from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
 from server.metrics import QUEUE_FULL
+from server.output_text import OutputText, TextRules
+from server.prompt_reading import PromptReading
 from server.state import ServerState
-from server.text.detokenizer import Detokenizer
-from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
+from server.token_logprob import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class TextDelta:
 
     ``stop_reason`` says what stopped it: the stop string, the id among ``stop_token_ids``, or None for EOS. ``ledger``
     comes with the last, except after a stop string: then the server ended the sequence, not the engine that keeps it.
-    ``queue_position`` comes alone, before any text: 1 for the one that starts next.
+    ``queue_position`` comes alone, before any text: 1 for the one that starts next. ``logprobs`` are those of the
+    tokens in ``text``, where the request asked for them; an echoed prompt comes first of all, with its own.
     """
 
     text: str
@@ -39,13 +40,14 @@ class TextDelta:
     stop_reason: str | int | None = None
     ledger: Ledger | None = None
     queue_position: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation:
     """One sequence, from its first token to its last text delta.
 
-    ``open_deltas`` starts it in the engine and yields what comes of it. ``arrived`` is on the clock of
-    ``time.monotonic``.
+    ``open_deltas`` starts it in the engine and yields what comes of it; that of the ``is_first`` sample of a prompt
+    says what the engine knows of the ``prompt``. ``arrived`` is on the clock of ``time.monotonic``.
     """
 
     def __init__(
@@ -53,21 +55,31 @@ class Generation:
         state: ServerState,
         tokenizer: Tokenizer,
         open_deltas: Callable[[], AsyncGenerator[RequestDelta]],
-        stops: Sequence[str],
+        rules: TextRules,
         arrived: float,
+        prompt: PromptReading,
+        *,
+        is_first: bool,
     ) -> None:
         ready = state.client.ready
         self._eos_token_ids = frozenset(ready.eos_token_ids if ready is not None else ())
         self._metrics = state.metrics
         self._open_deltas = open_deltas
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopMatcher(stops) if stops else None
+        self._keeps_stop_token = rules.includes_stop
+        self._prompt = prompt
+        self._is_first = is_first
+        self._begun = False
+        self._output = OutputText(tokenizer, rules)
         self._arrived = arrived
         self._last_token_at: float | None = None
         self._num_drawn_tokens = 0
         self._logprob = 0.0
-        self.num_completion_tokens = 0
         self.num_cached_tokens = 0
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens so far, those after a stop string excepted."""
+        return self._output.num_tokens
 
     @property
     def mean_logprob(self) -> float:
@@ -91,6 +103,13 @@ class Generation:
                     if delta.queue_position is not None:
                         yield TextDelta("", queue_position=delta.queue_position)
                         continue
+                    if not self._begun:
+                        if self._is_first:
+                            self._prompt.feed(delta.prompt_logprobs)
+                        if not delta.token_ids and delta.finish_reason is None:
+                            continue
+                        if (echo := await self._begin()) is not None:
+                            yield echo
                     text = self._read(delta)
                     if text.finish_reason is not None:
                         # Leave the engine's stream first: a stop string ends the sequence before the engine knows.
@@ -115,6 +134,18 @@ class Generation:
                 self._metrics.count_outcome(outcome, time.monotonic() - self._arrived)
         yield last
 
+    async def _begin(self) -> TextDelta | None:
+        """The echoed prompt, if it is wanted, once all that it tells is known."""
+        if self._is_first and not self._prompt.is_complete:
+            raise internal_error()
+        await self._prompt.until_complete()
+        self._begun = True
+        if not self._prompt.echoes:
+            return None
+        text = self._prompt.text()
+        self._output.begin_after(text)
+        return TextDelta(text, logprobs=self._prompt.logprobs())
+
     def _read(self, delta: RequestDelta) -> TextDelta:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
         self._num_drawn_tokens += len(delta.token_ids)
@@ -122,42 +153,25 @@ class Generation:
         if delta.token_ids:
             self._observe_tokens(len(delta.token_ids))
         visible = self._without_stop_token(delta)
-        text = self._feed(visible)
-        if self._stops is not None and self._stops.matched is not None:
-            return TextDelta(text, FinishReason.STOP, self._stops.matched)
-        self.num_completion_tokens += len(delta.token_ids) - len(visible)
+        output = self._output
+        text = output.feed(visible, delta.logprobs)
+        if output.stop is not None:
+            return TextDelta(text, FinishReason.STOP, output.stop, logprobs=output.take_logprobs())
         if delta.finish_reason is None:
-            return TextDelta(text)
-        return TextDelta(text + self._finish(), delta.finish_reason, delta.stop_token_id, delta.ledger)
+            return TextDelta(text, logprobs=output.take_logprobs() if delta.logprobs else ())
+        text += output.finish()
+        output.end_by(delta.token_ids[len(visible) :], delta.logprobs[len(visible) :])
+        logprobs = output.take_logprobs(at_end=True)
+        return TextDelta(text, delta.finish_reason, delta.stop_token_id, delta.ledger, logprobs=logprobs)
 
     def _without_stop_token(self, delta: RequestDelta) -> list[int]:
         """The ids whose text is output: all but the EOS or stop token that ended the sequence."""
         token_ids = delta.token_ids
-        if delta.finish_reason is not FinishReason.STOP or not token_ids:
+        if delta.finish_reason is not FinishReason.STOP or not token_ids or self._keeps_stop_token:
             return token_ids
         newest = token_ids[-1]
         ended = newest in self._eos_token_ids if delta.stop_token_id is None else newest == delta.stop_token_id
         return token_ids[:-1] if ended else token_ids
-
-    def _feed(self, token_ids: list[int]) -> str:
-        """The text these tokens bring, up to a stop string; counts the tokens, those after a stop string excepted."""
-        if self._stops is None:
-            self.num_completion_tokens += len(token_ids)
-            return self._detokenizer.feed(token_ids)
-        text = ""
-        for token_id in token_ids:
-            self.num_completion_tokens += 1
-            text += self._stops.feed(self._detokenizer.feed((token_id,)))
-            if self._stops.matched is not None:
-                break
-        return text
-
-    def _finish(self) -> str:
-        """What was held back: the rest of a cut character, then the start of a stop string that never came."""
-        tail = self._detokenizer.finish()
-        if self._stops is None:
-            return tail
-        return self._stops.feed(tail) + self._stops.flush()
 
     def _observe_tokens(self, num_tokens: int) -> None:
         now = time.monotonic()

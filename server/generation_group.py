@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from server.generation import Generation, TextDelta
+from server.prompt_reading import PromptReading
 from server.request_registry import InFlightRequest, RequestRegistry
+from server.token_logprob import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Usage:
 class PromptSamples:
     """The samples of one prompt, the first of which reads it; the best ``num_choices`` of them are its choices."""
 
-    num_prompt_tokens: int
+    prompt: PromptReading
     generations: Sequence[Generation]
     num_choices: int
 
@@ -63,10 +65,15 @@ class GenerationGroup:
         self._generations = [generation for prompt in prompts for generation in prompt.generations]
 
     @property
+    def prompts(self) -> list[PromptReading]:
+        """The prompt of each choice."""
+        return [one.prompt for one in self._prompts for _ in range(one.num_choices)]
+
+    @property
     def usage(self) -> Usage:
         """Counts so far, summed over the prompts."""
         return Usage(
-            prompt_tokens=sum(prompt.num_prompt_tokens for prompt in self._prompts),
+            prompt_tokens=sum(len(one.prompt.token_ids) for one in self._prompts),
             completion_tokens=sum(generation.num_completion_tokens for generation in self._generations),
             cached_tokens=sum(prompt.generations[0].num_cached_tokens for prompt in self._prompts),
         )
@@ -113,18 +120,23 @@ class GenerationGroup:
         return replace(last, ledger=msgspec.structs.replace(last.ledger, preemptions=preemptions))
 
     async def collect(self) -> list[TextDelta]:
-        """Each choice's whole text and how it ended, prompt by prompt."""
+        """Each choice's whole text, with all its log probabilities, and how it ended, prompt by prompt."""
         texts: list[list[str]] = [[] for _ in self._generations]
+        logprobs: list[list[TokenLogprob]] = [[] for _ in self._generations]
         lasts = [TextDelta("")] * len(texts)
         async with contextlib.aclosing(self.stream()) as deltas:
             async for number, delta in deltas:
                 texts[number].append(delta.text)
+                logprobs[number] += delta.logprobs
                 lasts[number] = delta
         choices = []
         first = 0
         for prompt in self._prompts:
             numbers = [first + place for place in prompt.choose()]
-            choices += [replace(lasts[number], text="".join(texts[number])) for number in numbers]
+            choices += [
+                replace(lasts[number], text="".join(texts[number]), logprobs=tuple(logprobs[number]))
+                for number in numbers
+            ]
             first += len(prompt.generations)
         return choices
 

@@ -25,7 +25,7 @@ from server.openai.submission import (
     check_num_samples,
     check_priority,
     check_text_fits,
-    check_vocabulary,
+    check_token_ids,
     choose_max_tokens,
     encode,
 )
@@ -126,7 +126,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
     state.require_model(body.model)
     check_priority(body, state)
     template = require_template(state)
-    check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    check_token_ids(body, ready)
     check_num_samples(body, ready, 1)
     num_characters = sum(len(message.content) for message in body.messages)
     token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer, ready), num_characters, "messages")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Protocol, TypeVar
 
 import orjson
@@ -61,15 +61,23 @@ class ChunkFormat(Protocol[ShownT_contra]):
 
 
 class ChunkEnvelope:
-    """What all chunks of one answer share, encoded once. With ``include_usage``, ``usage`` is null in all but one."""
+    """What all chunks of one answer share, encoded once. With ``include_usage``, ``usage`` is null in all but one.
 
-    def __init__(self, fields: Mapping[str, object], *, include_usage: bool) -> None:
+    With ``usage_so_far``, every chunk has what that returns.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, object], *, include_usage: bool, usage_so_far: Callable[[], Usage] | None = None
+    ) -> None:
         self._head = b"data: " + orjson.dumps(fields)[:-1] + b',"choices":'
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._fields = fields
+        self._usage_so_far = usage_so_far
 
     def wrap(self, choices: bytes) -> bytes:
         """The frame whose choices are this JSON array."""
+        if self._usage_so_far is not None:
+            return self._head + choices + b',"usage":%b}\n\n' % orjson.dumps(self._usage_so_far().body())
         return self._head + choices + self._tail
 
     def usage(self, usage: Usage) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
 from server.openai.body import NeutralValues
-from server.openai.generation_body import NEUTRAL_SAMPLING, GenerationBody
+from server.openai.generation_body import MAX_INT32, MAX_LOGPROBS, NEUTRAL_SAMPLING, GenerationBody
 from server.openai.prompt_forms import Prompt, read_prompts
 
 MAX_BEST_OF = 20  # or n, where that is larger
@@ -17,12 +17,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 class CompletionBody(GenerationBody):
     """POST /v1/completions: ``n`` choices per prompt, in the order of the prompts."""
 
-    NEUTRAL: ClassVar[NeutralValues] = NEUTRAL_SAMPLING | {
-        "logprobs": (),
-        "suffix": ("",),
-    }
+    NEUTRAL: ClassVar[NeutralValues] = NEUTRAL_SAMPLING
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(read_prompts)]
+    suffix: str | None = None
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_INT32)
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(default=None, ge=1)
 
     @field_validator("best_of")
@@ -38,6 +40,31 @@ class CompletionBody(GenerationBody):
         if best_of > n and info.data.get("stream"):
             raise ValueError(f"the best of {best_of} are known only at the end: a stream needs best_of = n = {n}")
         return best_of
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _prompt_logprobs_need_a_plain_answer(cls, num_top: int | None, info: ValidationInfo) -> int | None:
+        if num_top is not None and info.data.get("stream"):
+            raise ValueError("not allowed with stream: true")
+        return num_top
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo is True
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        echoed = self.logprobs if self.echoes else None
+        return max((num for num in (echoed, self.prompt_logprobs) if num is not None), default=None)
+
+    @property
+    def may_draw_nothing(self) -> bool:
+        """Whether the prompt alone is an answer."""
+        return self.echoes or self.prompt_logprobs is not None
 
     @property
     def num_samples(self) -> int:

@@ -10,24 +10,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.disconnect import unless_disconnected
+from server.errors import bad_request
 from server.generation import TextDelta
 from server.generation_group import Usage
 from server.openai.body import parse_body
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.completion_body import DEFAULT_COMPLETION_TOKENS, CompletionBody
+from server.openai.completion_logprobs import logprobs_body, prompt_logprobs_body
+from server.openai.infill import InfillTokens, find_infill_tokens
 from server.openai.submission import (
     Submission,
     check_num_samples,
     check_priority,
     check_text_fits,
+    check_token_ids,
     check_vocabulary,
     choose_max_tokens,
     encode,
 )
+from server.prompt_reading import PromptReading
 from server.request_id import identify
 from server.sse import event_stream
 from server.state import ServerState
+from server.text.tokenizer import Tokenizer
 
 
 async def create_completion(state: ServerState, request: Request) -> Response:
@@ -38,13 +44,16 @@ async def create_completion(state: ServerState, request: Request) -> Response:
     body = parse_body(CompletionBody, await request.body(), ready.max_model_len)
     state.require_model(body.model)
     check_priority(body, state)
-    check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    check_token_ids(body, ready)
     check_num_samples(body, ready, len(body.prompt))
+    check_draws_something(body)
+    infill = require_infill_tokens(body, tokenizer)
     prompts = []
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            check_text_fits(prompt, tokenizer, ready, "prompt")
-            token_ids = await encode(partial(tokenizer.encode, prompt), len(prompt), "prompt")
+            text = prompt if infill is None else infill.prompt(prompt, body.suffix or "")
+            check_text_fits(text, tokenizer, ready, "prompt")
+            token_ids = await encode(partial(tokenizer.encode, text), len(text), "prompt")
         else:
             token_ids = prompt
             check_vocabulary(token_ids, ready, "prompt")
@@ -70,41 +79,72 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         "model": state.served_model_name,
     }
     if body.stream:
-        chunks = CompletionChunks(
-            ChunkEnvelope(fields, include_usage=body.include_usage), include_ledger=body.include_ledger is True
-        )
+        usage_so_far = (lambda: group.usage) if body.continuous_usage else None
+        envelope = ChunkEnvelope(fields, include_usage=body.include_usage, usage_so_far=usage_so_far)
+        chunks = CompletionChunks(envelope, body)
         return await event_stream(request, stream_frames(group, chunks, include_usage=body.include_usage))
-    choices = await unless_disconnected(request.receive, group.collect())
-    answer = {
-        **fields,
-        "choices": [
-            {
-                "index": index,
-                "text": choice.text,
-                "logprobs": None,
-                **ending(choice, include_ledger=body.include_ledger is True),
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": group.usage.body(),
-    }
+    answers = await unless_disconnected(request.receive, group.collect())
+    choices = [
+        _choice(body, index, answer, prompt)
+        for index, (answer, prompt) in enumerate(zip(answers, group.prompts, strict=True))
+    ]
+    answer = {**fields, "choices": choices, "usage": group.usage.body()}
     return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def check_draws_something(body: CompletionBody) -> None:
+    """ApiError 400 for a request to which the answer would be empty."""
+    if body.max_tokens == 0 and not body.may_draw_nothing:
+        raise bad_request("max_tokens: 0 is allowed only with echo or prompt_logprobs", "max_tokens")
+
+
+def require_infill_tokens(body: CompletionBody, tokenizer: Tokenizer) -> InfillTokens | None:
+    """Those of the model for a body with a suffix; ApiError 400 where it cannot be honoured."""
+    if not body.suffix:
+        return None
+    tokens = find_infill_tokens(tokenizer)
+    if tokens is None:
+        message = "suffix: this model has no tokens for filling in the middle"
+        raise bad_request(message, "suffix", "unsupported_parameter")
+    if body.echoes or any(not isinstance(prompt, str) for prompt in body.prompt):
+        raise bad_request("suffix: goes with prompts that are text, and not with echo", "suffix")
+    return tokens
+
+
+def _choice(body: CompletionBody, index: int, answer: TextDelta, prompt: PromptReading) -> dict[str, object]:
+    choice = {
+        "index": index,
+        "text": answer.text,
+        "logprobs": None if body.logprobs is None else logprobs_body(answer.logprobs),
+        **ending(answer, include_ledger=body.include_ledger is True),
+    }
+    if body.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs_body(prompt, body.prompt_logprobs)
+    return choice
 
 
 class CompletionChunks:
     """Chunks of a streamed completion; every one is a text_completion object."""
 
-    def __init__(self, envelope: ChunkEnvelope, *, include_ledger: bool) -> None:
+    def __init__(self, envelope: ChunkEnvelope, body: CompletionBody) -> None:
         self._envelope = envelope
-        self._include_ledger = include_ledger
+        self._include_ledger = body.include_ledger is True
 
     def opening(self, index: int) -> bytes | None:
         return None
 
     def more(self, index: int, delta: TextDelta) -> bytes | None:
-        if not delta.text:
+        if delta.logprobs:
+            logprobs = orjson.dumps(logprobs_body(delta.logprobs))
+        elif delta.text:
+            logprobs = b"null"
+        else:
             return None
-        choices = b'[{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}]' % (index, orjson.dumps(delta.text))
+        choices = b'[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}]' % (
+            index,
+            orjson.dumps(delta.text),
+            logprobs,
+        )
         return self._envelope.wrap(choices)
 
     def final(self, index: int, delta: TextDelta) -> bytes | None:

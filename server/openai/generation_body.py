@@ -5,12 +5,15 @@ Knows the wire format and no model: what depends on one (vocabulary, context) is
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
 from engine.sampling_params import SamplingParams
 from server.openai.body import Body, NeutralValues
+from server.output_text import TextRules
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000
@@ -19,26 +22,45 @@ MAX_CHOICES = 128
 MAX_SALT_CHARACTERS = 256
 MAX_PRIORITY = 100
 MAX_TIMEOUT_SECONDS = 86_400
+MAX_LOGPROBS = 20
+MAX_BIAS = 100
+MAX_BIASED_TOKENS = 1024
+MAX_REPETITION_PENALTY = 10
 MAX_INT32 = 2**31 - 1
+TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 # Fields of the OpenAI API, and of servers like this one, that Octavo does not serve, with the values that ask for
 # nothing. null always asks for nothing.
 NEUTRAL_SAMPLING: NeutralValues = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True, False),  # none are ever put there
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
     "echo": (False,),
+    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
 }
+
+
+def _read_logit_bias(value: object) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError('must be an object like {"50256": -100}')
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"at most {MAX_BIASED_TOKENS} tokens, not {len(value)}")
+    biases = {}
+    for key, bias in value.items():
+        if not (isinstance(key, str) and TOKEN_ID.fullmatch(key)):
+            raise ValueError(f"a key is a token id, an integer, as a string, not {str(key)[:40]!r}")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)):
+            raise ValueError(f"the bias of token {key} must be a number")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise ValueError(f"the bias of token {key} must be from -{MAX_BIAS} to {MAX_BIAS}, not {bias}")
+        biases[int(key)] = float(bias)
+    if len(biases) < len(value):
+        raise ValueError("a token is named twice")
+    return biases
 
 
 def _read_stop(value: object) -> tuple[str, ...]:
@@ -60,7 +82,10 @@ def _read_stop(value: object) -> tuple[str, ...]:
 
 
 class StreamOptions(Body):
-    """Options of a streamed answer. Only ``include_usage`` changes it: usage comes in a chunk of its own at the end."""
+    """Options of a streamed answer. ``include_usage``: usage comes in a chunk of its own at the end.
+
+    ``continuous_usage_stats``: with it, in every other chunk too, as of then. Obfuscation is never put in.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -76,10 +101,17 @@ class GenerationBody(Body):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=MAX_INT32)
     min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=MAX_REPETITION_PENALTY)
+    logit_bias: Annotated[dict[int, float], PlainValidator(_read_logit_bias)] = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stop: Annotated[tuple[str, ...], PlainValidator(_read_stop)] = ()
     stop_token_ids: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0, le=MAX_INT32)
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -102,6 +134,29 @@ class GenerationBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
+    def continuous_usage(self) -> bool:
+        return (
+            self.include_usage
+            and self.stream_options is not None
+            and self.stream_options.continuous_usage_stats is True
+        )
+
+    @property
+    def echoes(self) -> bool:
+        """Whether each choice begins with the prompt."""
+        return False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens are told at each position of the output, beside the one that is there."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt, as the engine is asked."""
+        return None
+
+    @property
     def num_choices(self) -> int:
         """Choices per prompt."""
         return self.n or 1
@@ -115,6 +170,15 @@ class GenerationBody(Body):
     def rotates(self) -> bool:
         return self.context_overflow == "rotate"
 
+    def text_rules(self, stops: Sequence[str]) -> TextRules:
+        """What becomes text, with ``stops`` of the body and the server."""
+        return TextRules(
+            stops=stops,
+            includes_stop=self.include_stop_str_in_output is True,
+            skips_special_tokens=self.skip_special_tokens is not False,
+            min_tokens=self.min_tokens or 0,
+        )
+
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The engine's parameters, for a sequence of at most ``max_tokens`` new tokens."""
         return SamplingParams(
@@ -126,5 +190,11 @@ class GenerationBody(Body):
             seed=self.seed,
             stop_token_ids=self.stop_token_ids or [],
             ignore_eos=self.ignore_eos is True,
+            min_tokens=self.min_tokens or 0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=self.logit_bias,
+            logprobs=self.num_logprobs,
             rank=self.num_samples > self.num_choices,
         )

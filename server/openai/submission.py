@@ -19,6 +19,7 @@ from server.errors import bad_request, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
 from server.openai.generation_body import GenerationBody
+from server.prompt_reading import PromptReading
 from server.request_id import RequestId
 from server.request_registry import InFlightRequest
 from server.state import ServerState
@@ -60,6 +61,12 @@ def check_vocabulary(token_ids: Sequence[int], ready: EngineReady, param: str) -
     if largest >= ready.vocab_size:
         message = f"{param}: token id {largest} is outside the vocabulary of {ready.vocab_size} tokens"
         raise bad_request(message, param)
+
+
+def check_token_ids(body: GenerationBody, ready: EngineReady) -> None:
+    """ApiError 400 for an id among the sampling parameters that the model has no row for."""
+    check_vocabulary(body.stop_token_ids or [], ready, "stop_token_ids")
+    check_vocabulary(list(body.logit_bias), ready, "logit_bias")
 
 
 def check_priority(body: GenerationBody, state: ServerState) -> None:
@@ -124,7 +131,11 @@ class Submission:
     arrived: float
 
     def prepare(self, prompts: Sequence[tuple[list[int], int]]) -> GenerationGroup:
-        """The samples of each (prompt token ids, max_tokens)."""
+        """The samples of each (prompt token ids, max_tokens); ApiError 400 for more min_tokens than those."""
+        for _, max_tokens in prompts:
+            if (self.body.min_tokens or 0) > max_tokens:
+                message = f"min_tokens: {self.body.min_tokens} is more than max_tokens, which is {max_tokens}"
+                raise bad_request(message, "min_tokens")
         names = [
             [f"{self.request_id.own}-{index}-{number}" for number in range(self.body.num_samples)]
             for index in range(len(prompts))
@@ -152,11 +163,23 @@ class Submission:
             priority=self.body.priority or 0,
             timeout=self.body.timeout,
             reports_position=self.state.stream_queue_position and self.body.stream is True,
+            prompt_logprobs=self.body.num_prompt_logprobs,
         )
+        prompt = PromptReading(
+            tokenizer=self.tokenizer,
+            token_ids=prompt_token_ids,
+            echoes=self.body.echoes,
+            num_top=self.body.num_logprobs,
+            tells_logprobs=self.body.num_prompt_logprobs is not None,
+        )
+        rules = self.body.text_rules(self.stops)
         begun = asyncio.Event()
         sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]
-        generations = [Generation(self.state, self.tokenizer, source, self.stops, self.arrived) for source in sources]
-        return PromptSamples(len(prompt_token_ids), generations, self.body.num_choices)
+        generations = [
+            Generation(self.state, self.tokenizer, source, rules, self.arrived, prompt, is_first=source is sources[0])
+            for source in sources
+        ]
+        return PromptSamples(prompt, generations, self.body.num_choices)
 
 
 async def _begin(client: EngineClient, request: EngineRequest, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:

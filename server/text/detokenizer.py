@@ -43,6 +43,11 @@ class Detokenizer:
         ]
         return self._decoder.decode(b"".join(pieces))
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of an unfinished character."""
+        return len(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """End the stream: one U+FFFD if it ended inside a character, else nothing."""
         return self._decoder.decode(b"", final=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any
 
 import httpx
+import msgspec
 import orjson
 import pytest
 from fastapi import FastAPI
@@ -25,6 +26,7 @@ from engine.messages import (
     RequestDelta,
     RequestExplanation,
 )
+from engine.sampling_params import TokenLogprobs
 from scheduler.request import FinishReason
 from server.app import create_app
 from server.state import ServerState
@@ -38,6 +40,9 @@ VOCAB_SIZE = 260
 HIDDEN_SIZE = 4
 CONTEXT = 512
 NUM_PAGES = 20  # of 16 tokens, so 319 or so tokens of one sequence
+
+LIKELY = dict(zip(b"e ta\xf0\x9f", (-0.6931471824645996, -1.5, -2.25, -3.125, -4.0625, -5.0), strict=True))
+UNLIKELY = -9.210340499877930
 
 Step = RequestDelta | Exception | asyncio.Event | Callable[[], object]
 
@@ -111,17 +116,26 @@ def make_ready(**changes: Any) -> EngineReady:
     return EngineReady(**(fields | changes))
 
 
+def rate(token_id: int, num_top: int) -> TokenLogprobs:
+    """What the scripted engine says of a token, at any position: the same few are the most likely everywhere."""
+    ids = list(LIKELY)
+    rank = ids.index(token_id) + 1 if token_id in LIKELY else 100
+    return TokenLogprobs(LIKELY.get(token_id, UNLIKELY), rank, ids[:num_top], list(LIKELY.values())[:num_top])
+
+
 class ScriptedEngine(EngineClient):
     """EngineClient without a process: each sequence takes the next script, and what happened to it is kept.
 
     A step of a script is a delta to yield, an exception to raise, an event to wait for, or a function to call. Without
     a script a sequence gets "abc" again and again up to its max_tokens. A request with children takes the scripts of
-    the whole family at once: its own first, then each child's.
+    the whole family at once: its own first, then each child's. Log probabilities are those that `rate` gives, where a
+    request asks for them.
     """
 
     make_ready = staticmethod(make_ready)
     make_stats = staticmethod(make_stats)
     make_group = staticmethod(make_group)
+    rate = staticmethod(rate)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(EngineConfig(model="tiny"))
@@ -194,14 +208,20 @@ class ScriptedEngine(EngineClient):
         self._serving()
         self.requests.append(request)
         for name in (request.request_id, *request.children):
-            if not self.scripts:
+            if not self.scripts and request.sampling.max_tokens == 0:
+                self.scripts.append([RequestDelta(request_id="", token_ids=[], finish_reason=FinishReason.LENGTH)])
+            elif not self.scripts:
                 self.answer(("abc" * request.sampling.max_tokens)[: request.sampling.max_tokens])
             self._playing[name] = self.scripts.pop(0)
             self._collectors[name] = None  # type: ignore[assignment]
         self._unfollowed.update(request.children)
         try:
+            told = request.prompt_logprobs is None
             async with contextlib.aclosing(self._deltas(request.request_id)) as deltas:
                 async for delta in deltas:
+                    if not told and (delta.token_ids or delta.finish_reason is not None):
+                        told = True
+                        delta = msgspec.structs.replace(delta, prompt_logprobs=_rate_prompt(request))
                     yield delta
         finally:
             for name in self._unfollowed.intersection(request.children):
@@ -220,7 +240,7 @@ class ScriptedEngine(EngineClient):
                     await step.wait()
                 elif isinstance(step, RequestDelta):
                     over = step.finish_reason is not None
-                    yield step
+                    yield self._rated(request_id, step)
                 else:
                     step()
         finally:
@@ -229,9 +249,22 @@ class ScriptedEngine(EngineClient):
             else:
                 self._abandon(request_id)
 
+    def _rated(self, request_id: str, delta: RequestDelta) -> RequestDelta:
+        [request] = [one for one in self.requests if request_id in (one.request_id, *one.children)]
+        num_top = request.sampling.logprobs
+        if num_top is None or delta.logprobs:
+            return delta
+        return msgspec.structs.replace(delta, logprobs=[rate(token_id, num_top) for token_id in delta.token_ids])
+
     def _abandon(self, request_id: str) -> None:
         del self._collectors[request_id]
         self.aborted.append(request_id)
+
+
+def _rate_prompt(request: EngineRequest) -> list[TokenLogprobs | None]:
+    assert request.prompt_logprobs is not None
+    rest = [rate(token_id, request.prompt_logprobs) for token_id in request.prompt_token_ids[1:]]
+    return [None, *rest]
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ from server.engine_metrics import (
 )
 from server.generation import Generation
 from server.metrics import REFUSAL_REASONS
+from server.output_text import TextRules
+from server.prompt_reading import PromptReading
 
 ROOT = Path(__file__).parents[2]
 
@@ -269,7 +271,10 @@ async def test_f17_requests_are_ended_refused_or_in_flight_and_nothing_else(api,
 async def test_the_end_of_a_request_is_counted_before_anybody_has_read_it(api, engine, state, byte_tokenizer) -> None:
     engine.answer("a")
     request = EngineRequest(request_id="x", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
-    generation = Generation(state, byte_tokenizer, lambda: engine.generate(request), (), 0.0)
+    prompt = PromptReading(tokenizer=byte_tokenizer, token_ids=[1])
+    generation = Generation(
+        state, byte_tokenizer, lambda: engine.generate(request), TextRules(), 0.0, prompt, is_first=True
+    )
     async with contextlib.aclosing(generation.stream()) as deltas:
         assert (await anext(deltas)).finish_reason is FinishReason.LENGTH
         assert await api.outcomes() == {"length": 1}
