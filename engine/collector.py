@@ -27,6 +27,8 @@ class Collector:
                 delta,
                 token_ids=self._pending.token_ids + delta.token_ids,
                 logprob=self._pending.logprob + delta.logprob,
+                logprobs=self._pending.logprobs + delta.logprobs,
+                prompt_logprobs=self._pending.prompt_logprobs + delta.prompt_logprobs,
             )
         self._pending = delta
         self._arrived.set()

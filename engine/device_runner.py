@@ -24,6 +24,7 @@ import torch
 from engine.block_tables import Array
 from engine.cuda_graphs import DecodeGraphs, GraphRecorder
 from engine.input_batch import FilledStep, InputBatch
+from engine.logprobs import LogprobTable
 from engine.paged_model import PagedModel
 from engine.prefix_sharing import PrefixSharing
 from engine.step_buffers import DrawSections, StepShape
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
 
 NO_SOURCE = -1
+LOGPROB_ROWS = 32  # whose logits are worked on at once, so that memory for that is bounded
 _SEED_MASK = (1 << 64) - 1
 
 Drawing = tuple[ScheduledRequest, str]
@@ -45,23 +47,23 @@ Drawing = tuple[ScheduledRequest, str]
 class LaunchedStep:
     """A step on its way; ``token_ids`` and ``logprobs`` lie on the host, and hold their values from ``end`` on.
 
-    ``ranked``: which of ``names`` asked for the log probability; no ``logprobs`` where none did.
+    A row of ``logprobs`` for each of ``names`` whose ``params`` ask for them, in their order.
     """
 
     names: tuple[str, ...]
-    ranked: tuple[bool, ...]
+    params: tuple[SamplingParams, ...]
     token_ids: torch.Tensor
-    logprobs: torch.Tensor | None
+    logprobs: LogprobTable | None
     start: Event
     end: Event
 
     def tokens(self) -> dict[str, DrawnToken]:
         self.end.wait()
-        token_ids = self.token_ids.tolist()
-        logprobs = [0.0] * len(token_ids) if self.logprobs is None else self.logprobs.tolist()
+        asking = [one.logprobs or 0 for one in self.params if one.tells_logprobs]
+        logprobs = iter([] if self.logprobs is None else self.logprobs.rows(asking))
         return {
-            name: DrawnToken(token_id, logprob if is_ranked else 0.0)
-            for name, is_ranked, token_id, logprob in zip(self.names, self.ranked, token_ids, logprobs, strict=True)
+            name: DrawnToken.of(token_id, params, [next(logprobs)] if params.tells_logprobs else [])
+            for name, params, token_id in zip(self.names, self.params, self.token_ids.tolist(), strict=True)
         }
 
     @property
@@ -109,7 +111,7 @@ class DeviceRunner:
             self._graphs.replay(size)
             logits = self._graph_logits
         self._places = {name: place for place, (_, name) in enumerate(drawing)}
-        return self._take_out(tuple(self._places), logits, params, start)
+        return self._take_out(tuple(self._places), logits, tuple(params), start)
 
     def run_null(self, shape: StepShape) -> None:
         """Run a step of this shape that reads and writes no page, at the model's full length."""
@@ -165,21 +167,36 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def _take_out(
-        self, names: tuple[str, ...], logits: torch.Tensor, params: Sequence[SamplingParams], start: Event
+        self, names: tuple[str, ...], logits: torch.Tensor, params: tuple[SamplingParams, ...], start: Event
     ) -> LaunchedStep:
         """Queue the copies of what the step draws."""
         token_ids = self._stream.host_buffer(len(names), torch.int64)
-        ranked = tuple(one.rank for one in params)
         if not names:
-            return LaunchedStep(names, ranked, token_ids, None, start, self._stream.record())
+            return LaunchedStep(names, params, token_ids, None, start, self._stream.record())
         drawn = self._drawn[: len(names)]
         logprobs = None
-        if any(ranked):
-            rows = logits[: len(names)]
-            chosen = rows.gather(1, drawn[:, None])[:, 0] - rows.logsumexp(dim=-1)
-            logprobs = self._stream.host_buffer(len(names), torch.float32)
-            self._stream.download(chosen, logprobs)
-        return LaunchedStep(names, ranked, token_ids, logprobs, start, self._stream.download(drawn, token_ids))
+        asking = [row for row, one in enumerate(params) if one.tells_logprobs]
+        if asking:
+            num_top = max(params[row].logprobs or 0 for row in asking)
+            logprobs = self._queue_logprobs(logits, drawn, asking, num_top)
+        return LaunchedStep(names, params, token_ids, logprobs, start, self._stream.download(drawn, token_ids))
+
+    def _queue_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, asking: Sequence[int], num_top: int
+    ) -> LogprobTable:
+        """Queue the log probabilities of the tokens of some rows, a few rows at a time, and their copies."""
+        tables = []
+        for start in range(0, len(asking), LOGPROB_ROWS):
+            part = asking[start : start + LOGPROB_ROWS]
+            # joined, not indexed: an index would have to reach the device first
+            rows, tokens = ([values[row, None] for row in part] for values in (logits, token_ids))
+            tables.append(LogprobTable.of(torch.cat(rows), torch.cat(tokens), num_top))
+        return LogprobTable.joined(tables).map(self._downloaded)
+
+    def _downloaded(self, source: torch.Tensor) -> torch.Tensor:
+        target = self._stream.host_buffer(source.numel(), source.dtype).view(source.shape)
+        self._stream.download(source, target)
+        return target
 
 
 def _draws_of(step: FilledStep) -> DrawSections[Array]:

@@ -35,7 +35,7 @@ from engine.reports import request_explanation, request_ledger, scheduler_stats
 from engine.sampler import child_seed
 from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
-from engine.step_result import StepResult, StepRunner
+from engine.step_result import DrawnToken, StepResult, StepRunner
 from scheduler.batch import ScheduledBatch
 from scheduler.output import TokenOutput
 from scheduler.refusal import NeverFits, Refusal
@@ -191,9 +191,9 @@ class Engine:
         self.scheduler.observe(step.batch, result.seconds)
         accepted = {name: token.num_accepted for name, token in drawn.items() if token.num_accepted}
         outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()}, accepted)
-        return [self._delta(output, drawn[output.request.request_id].logprob) for output in outputs]
+        return [self._delta(output, drawn[output.request.request_id]) for output in outputs]
 
-    def _delta(self, output: TokenOutput, logprob: float) -> RequestDelta:
+    def _delta(self, output: TokenOutput, drawn: DrawnToken) -> RequestDelta:
         request = output.request
         if output.finish_reason is not None:
             self._forget(request.request_id)
@@ -204,7 +204,8 @@ class Engine:
             finish_reason=output.finish_reason,
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,
-            logprob=logprob,
+            logprob=drawn.logprob,
+            logprobs=list(drawn.logprobs),
             ledger=None if output.finish_reason is None else request_ledger(request),
         )
 

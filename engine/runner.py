@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from block_manager.kv_cache import KVCache
 from engine.input_batch import InputBatch
+from engine.logprobs import token_logprobs
 from engine.paged_model import PagedModel
-from engine.sampler import Sampler, log_probability, uniform_draw
-from engine.sampling_params import SamplingParams
+from engine.sampler import Sampler, uniform_draw
+from engine.sampling_params import SamplingParams, TokenLogprobs
 from engine.step_result import DrawnToken, FinishedStep
 from engine.verification import num_accepted
 from models.model import CausalLM
@@ -50,7 +51,7 @@ class Runner:
         ]
         params = [sampling[name] for _, name, _ in drawing]
         logits = None
-        if all(one.temperature == 0.0 and not one.rank for one in params):
+        if all(one.temperature == 0.0 and not one.tells_logprobs for one in params):
             token_ids = self._model.greedy(step)[: len(drawing)].tolist()
         else:
             logits = self._model.logits(step)[: len(drawing)]
@@ -64,10 +65,11 @@ class Runner:
             if place == 0:
                 accepted = num_accepted(request.drafts, token_ids[row : row + request.num_drafts])
                 newest = row + accepted
-                logprob = 0.0
-                if logits is not None and params[row].rank:
-                    logprob = log_probability(logits[newest], token_ids[newest])
-                drawn[name] = DrawnToken(token_ids[newest], logprob, accepted)
+                logprobs: list[TokenLogprobs] = []
+                if logits is not None and params[row].tells_logprobs:
+                    standing = slice(row, newest + 1)
+                    logprobs = token_logprobs(logits[standing], token_ids[standing], params[row].logprobs or 0)
+                drawn[name] = DrawnToken.of(token_ids[newest], params[row], logprobs, accepted)
         self._newest = {name: token.token_id for name, token in drawn.items()}
         return drawn
 

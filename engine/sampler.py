@@ -51,11 +51,6 @@ class Sampler:
         return [_sample_row(row, one) for row, one in zip(logits, rows, strict=True)]
 
 
-def log_probability(logits: torch.Tensor, token_id: int) -> float:
-    """Of a token under the model itself: no temperature, no filter. ``logits`` [vocab] in float32."""
-    return float(logits[token_id] - logits.logsumexp(dim=-1))
-
-
 def child_seed(seed: int, child: int) -> int:
     """The seed of sample number ``child`` of a prompt; sample 0 has the prompt's own."""
     return seed if child == 0 else _mix((seed + child * 0xD1342543DE82EF95) & ((1 << 64) - 1))

@@ -62,6 +62,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     rank: bool = False
 
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether log probabilities of its tokens are needed."""
+        return self.rank or self.logprobs is not None
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log probabilities at one position, under the model itself.

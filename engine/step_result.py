@@ -6,26 +6,40 @@ still works on is the runner's own kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from scheduler.batch import ScheduledBatch
 
 if TYPE_CHECKING:
-    from engine.sampling_params import SamplingParams
+    from engine.sampling_params import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
-    """A token, and its log probability where the request asked for it, else 0.
+    """The next token of a sequence, with the sum of log probabilities where its ``rank`` asked for it, else 0.
 
-    The first ``num_accepted`` drafts of the request's share stand, and it comes behind them.
+    The first ``num_accepted`` drafts of the request's share stand, and it comes behind them. ``logprobs``: of these
+    and the token itself, where the request asked for them.
     """
 
     token_id: int
     logprob: float
     num_accepted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @classmethod
+    def of(
+        cls, token_id: int, params: SamplingParams, logprobs: Sequence[TokenLogprobs], num_accepted: int = 0
+    ) -> DrawnToken:
+        """With what ``params`` ask for of the ``logprobs`` of the drafts that stand and of the token."""
+        return cls(
+            token_id,
+            sum(one.logprob for one in logprobs) if params.rank else 0.0,
+            num_accepted,
+            tuple(logprobs) if params.logprobs is not None else (),
+        )
 
 
 class StepResult(Protocol):
