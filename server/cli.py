@@ -1,23 +1,32 @@
 """The `octavo` command.
 
-Knows flags and exit statuses; everything heavy is imported by the subcommand that needs it. Statuses: 0 for a server
-that was told to stop, 1 for one that could not serve (one sentence on stderr says why), 2 for wrong usage.
+Knows flags and exit statuses; everything heavy is imported by the subcommand that needs it. Statuses: 0 for what was
+done, 1 for what could not be (one sentence on stderr says why), 2 for wrong usage; a subcommand may have more.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from server.flags import API_KEY_VARIABLE, add_engine_flags, add_scheduling_flags, add_server_flags
+from server.flags import (
+    API_KEY_VARIABLE,
+    add_chat_flags,
+    add_engine_flags,
+    add_model_flags,
+    add_scheduling_flags,
+    add_server_flags,
+)
 
 if TYPE_CHECKING:
+    from engine.config import EngineConfig
     from server.options import ServeOptions
 
 
@@ -30,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(given)
     logging.basicConfig(level=logging.WARNING, format="octavo: %(levelname)s: %(message)s")
     try:
-        return _serve(parsed, began)
+        return _run(parsed, began)
     except KeyboardInterrupt:
         return 130
 
@@ -43,28 +52,91 @@ def _simulate(arguments: Sequence[str]) -> NoReturn:
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": search_path})
 
 
-def _serve(parsed: argparse.Namespace, began: float) -> int:
+def _run(parsed: argparse.Namespace, began: float) -> int:
     from engine.client import EngineStartError
     from engine.config import CheckpointError, ConfigError
+    from server.batch.batch_line import BatchError
     from server.listener import ListenError
-    from server.serving import serve
+    from server.terminal.chat_source import ChatSourceError
     from server.text.errors import TextError
 
     try:
-        options = _options(parsed)
-        options.validate()
-        return serve(options, began)
-    except (ConfigError, ListenError, CheckpointError, TextError, EngineStartError) as error:
+        status: int = parsed.run(parsed, began)
+        return status
+    except (
+        BatchError,
+        ChatSourceError,
+        CheckpointError,
+        ConfigError,
+        EngineStartError,
+        ListenError,
+        TextError,
+    ) as error:
         print(f"octavo: {error}", file=sys.stderr, flush=True)
         return 1
 
 
+def _serve(parsed: argparse.Namespace, began: float) -> int:
+    from server.serving import serve
+
+    options = _options(parsed)
+    options.validate()
+    return serve(options, began)
+
+
 def _options(parsed: argparse.Namespace) -> ServeOptions:
-    from engine.config import EngineConfig
     from server.options import ServeOptions
+
+    return ServeOptions(
+        **_model_choices(parsed),
+        host=parsed.host,
+        port=parsed.port,
+        max_request_bytes=parsed.max_request_bytes,
+        shutdown_timeout=parsed.shutdown_timeout,
+        silence_limit=parsed.engine_silence_limit,
+        stream_queue_position=parsed.stream_queue_position,
+        api_keys=(*parsed.api_key, *_keys_of_environment()),
+        engine=_engine_config(parsed),
+    )
+
+
+def _batch(parsed: argparse.Namespace, began: float) -> int:
+    from server.batch.command import BatchPaths, run
+    from server.options import ModelOptions
+
+    options = ModelOptions(**_model_choices(parsed), engine=_engine_config(parsed))
+    options.validate()
+    return run(options, BatchPaths(parsed.input, parsed.output, parsed.overwrite))
+
+
+def _chat(parsed: argparse.Namespace, began: float) -> int:
+    from server.options import ModelOptions
+    from server.terminal.chat_source import LocalSource, RemoteSource
+    from server.terminal.command import run
+
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    choices = {name: value for name in names if (value := getattr(parsed, name)) is not None}
+    source: LocalSource | RemoteSource
+    if parsed.url is not None:
+        source = RemoteSource(parsed.url, api_key=next(iter(_keys_of_environment()), None), model=parsed.model)
+    else:
+        options = ModelOptions(**_model_choices(parsed), engine=_engine_config(parsed))
+        options.validate()
+        source = LocalSource(options)
+    with contextlib.closing(source):
+        return run(source, system=parsed.system, choices=choices)
+
+
+def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
+    names = ("model", "revision", "served_model_name", "chat_template")
+    return {name: getattr(parsed, name) for name in names}
+
+
+def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
+    from engine.config import EngineConfig
     from server.tenant import tenant_name
 
-    engine = EngineConfig(
+    return EngineConfig(
         model="",
         dtype=parsed.dtype,
         kv_cache_dtype=parsed.kv_cache_dtype,
@@ -96,20 +168,6 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         num_speculative_tokens=parsed.num_speculative_tokens,
         enforce_eager=parsed.enforce_eager,
         deterministic=parsed.deterministic,
-    )
-    return ServeOptions(
-        model=parsed.model,
-        revision=parsed.revision,
-        host=parsed.host,
-        port=parsed.port,
-        served_model_name=parsed.served_model_name,
-        chat_template=parsed.chat_template,
-        max_request_bytes=parsed.max_request_bytes,
-        shutdown_timeout=parsed.shutdown_timeout,
-        silence_limit=parsed.engine_silence_limit,
-        stream_queue_position=parsed.stream_queue_position,
-        api_keys=(*parsed.api_key, *_keys_of_environment()),
-        engine=engine,
     )
 
 
@@ -145,15 +203,39 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve a model over an OpenAI-style HTTP API.",
         formatter_class=_Help,
     )
-    serve.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a GGUF file, a directory in Hugging Face layout, or a hub id; without it, the demo model of octavo[demo]",
-    )
+    add_model_flags(serve)
     add_server_flags(serve)
     add_engine_flags(serve)
     add_scheduling_flags(serve)
+    serve.set_defaults(run=_serve)
+    batch = commands.add_parser(
+        "batch",
+        help="answer a file of requests in the OpenAI batch format, without a server",
+        description="Answer the requests of a JSON Lines file in the OpenAI batch format, without a server. A run that "
+        "was stopped, or killed, goes on where it was when the same command is given again.",
+        formatter_class=_Help,
+    )
+    batch.add_argument("input", type=Path, metavar="INPUT", help="file of requests, one JSON object a line")
+    add_model_flags(batch)
+    batch.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="file of answers, in the order they come"
+    )
+    batch.add_argument("--overwrite", action="store_true", help="begin anew, whatever FILE holds")
+    add_engine_flags(batch)
+    add_scheduling_flags(batch)
+    batch.set_defaults(run=_batch)
+    chat = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="Talk to a model in the terminal: to that of a running server with --url, else to one of its own. "
+        f"{API_KEY_VARIABLE} may hold the server's key.",
+        formatter_class=_Help,
+    )
+    add_model_flags(chat)
+    add_chat_flags(chat)
+    add_engine_flags(chat)
+    add_scheduling_flags(chat)
+    chat.set_defaults(run=_chat)
     commands.add_parser(
         "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
     )

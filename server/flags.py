@@ -1,4 +1,4 @@
-"""The flags of `octavo serve`, in their groups.
+"""The flags of `octavo serve`, `octavo batch` and `octavo chat`, in their groups.
 
 Knows names, types, defaults and help; what the values must be is checked where they are used. Imports nothing heavy.
 """
@@ -11,13 +11,30 @@ DEFAULT_PORT = 8000
 API_KEY_VARIABLE = "OCTAVO_API_KEY"
 
 
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """MODEL, and how it is called and asked."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a GGUF file, a directory in Hugging Face layout, or a hub id; without it, the demo model of octavo[demo]",
+    )
+    flags = parser.add_argument_group("model")
+    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
+    flags.add_argument("--revision", help="branch, tag or commit of a hub id")
+    flags.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
+    )
+
+
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("server")
     flags.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 makes it reachable from other machines"
     )
     flags.add_argument("--port", type=int, default=DEFAULT_PORT, help="port to listen on; 0 takes any free one")
-    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
     flags.add_argument(
         "--api-key",
         action="append",
@@ -25,12 +42,6 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"key that requests to /v1 must bring, one of several if given more than once; {API_KEY_VARIABLE} may "
         "name more, separated by commas, and keeps them out of the process list",
-    )
-    flags.add_argument("--revision", help="branch, tag or commit of a hub id")
-    flags.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
     )
     flags.add_argument(
         "--max-request-bytes",
@@ -53,6 +64,15 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell streams that wait their place in the queue, in comment lines; 200 is then sent before they start",
     )
+
+
+def add_chat_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("chat")
+    flags.add_argument("--url", help="a running server to talk to; MODEL is then the name of a model there")
+    flags.add_argument("--system", metavar="TEXT", help="what the model is told before everything else")
+    flags.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely words")
+    flags.add_argument("--top-p", type=float, metavar="P", help="share of probability that tokens are drawn from")
+    flags.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""`octavo batch`: a file of requests answered without a server."""

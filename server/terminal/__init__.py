@@ -1,0 +1,1 @@
+"""`octavo chat`: a conversation in a terminal, with a server or with a model of its own."""
