@@ -6,7 +6,8 @@
 One copy brings a step to the device, one takes its tokens back. A step whose tokens were not known when it was
 scheduled reads them where the step before it left them, so that the host need not have seen them. Steps of decodes
 alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code, and so do
-those whose decodes share so many pages that reading them once saves more than a graph does.
+those whose decodes share so many pages that reading them once saves more than a graph does, and those with logits to
+be edited before the draw: the edits, as many as there are, travel in a copy of their own.
 
 Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it,
 nor for pages that move; what a step draws lies in ``_drawn`` until the next step has read it.
@@ -23,7 +24,9 @@ import torch
 
 from engine.block_tables import Array
 from engine.cuda_graphs import DecodeGraphs, GraphRecorder
+from engine.edited_logits import EditedLogits
 from engine.input_batch import FilledStep, InputBatch
+from engine.logit_edits import NO_EDITS, StepEdits, edits_of_rows
 from engine.logprobs import LogprobTable
 from engine.paged_model import PagedModel
 from engine.prefix_sharing import PrefixSharing
@@ -94,19 +97,25 @@ class DeviceRunner:
         self._graphs = DecodeGraphs((max_num_seqs,))
         self._graph_logits = torch.empty(0)
 
-    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> LaunchedStep:
+    def launch(
+        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits = NO_EDITS
+    ) -> LaunchedStep:
         """Queue the step; seeds of ``sampling`` must be set."""
         start = self._stream.record()
         self._model.move_pages(batch.transfers)
         drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
         params = [sampling[name] for _, name in drawing]
-        size = self._graphs.size_for(len(batch.requests)) if _is_decode_only(batch, len(drawing)) else None
+        size = None
+        if not edits and _is_decode_only(batch, len(drawing)):
+            size = self._graphs.size_for(len(batch.requests))
         step = self._inputs.fill(batch, size or 0, self._sharing)
         self._fill_sources(step, batch)
         _fill_draws(step, drawing, params)
         self._inputs.send(step)
         if size is None or step.prefix is not None:
-            logits = self._compute(step)
+            logits = self._compute(
+                step, self._sent_edits(edits, drawing), keeps_raw=any(one.tells_logprobs for one in params)
+            )
         else:
             self._graphs.replay(size)
             logits = self._graph_logits
@@ -140,8 +149,13 @@ class DeviceRunner:
         logits[: step.shape.num_draws].copy_(self._compute(step))
 
     @torch.inference_mode()
-    def _compute(self, step: FilledStep) -> torch.Tensor:
-        """Queue what was sent, from token ids to drawn tokens; returns the logits."""
+    def _compute(
+        self, step: FilledStep, edited: EditedLogits | None = None, *, keeps_raw: bool = False
+    ) -> torch.Tensor:
+        """Queue what was sent, from token ids to drawn tokens; returns the logits.
+
+        ``keeps_raw``: as the model has them, however ``edited`` before the draw; else they may be either.
+        """
         tensors = self._inputs.tensors(step)
         draws = self._inputs.sections(step.shape).draws
         assert draws is not None
@@ -149,8 +163,24 @@ class DeviceRunner:
         token_ids = torch.where(draws.sources == NO_SOURCE, tensors.token_ids, left)
         logits = self._model.logits(replace(tensors, token_ids=token_ids))
         if step.shape.num_draws:
-            self._drawn[: step.shape.num_draws] = self._sampler.sample(logits, draws)
+            drawn_from = logits
+            if edited is not None:
+                drawn_from = logits.clone() if keeps_raw else logits
+                edited.apply(drawn_from)
+            self._drawn[: step.shape.num_draws] = self._sampler.sample(drawn_from, draws)
         return logits
+
+    def _sent_edits(self, edits: StepEdits, drawing: Sequence[Drawing]) -> EditedLogits | None:
+        """The edits of a step, on their way to the device."""
+        rows = edits_of_rows(edits, ((name, 0) for _, name in drawing))
+        if not rows:
+            return None
+        written = EditedLogits.of(
+            rows, self._model.vocab_size, lambda size: self._stream.host_buffer(size, torch.int64)
+        )
+        sent = torch.empty(len(written.buffer), dtype=torch.int64, device=self._stream.device)
+        self._stream.upload(written.buffer, sent)
+        return replace(written, buffer=sent)
 
     def _fill_sources(self, step: FilledStep, batch: ScheduledBatch) -> None:
         """Say which tokens the step before this one has drawn.

@@ -17,12 +17,14 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import msgspec
 
 from block_manager.hashing import BlockHashes
+from engine.logit_edits import LogitEdit, LogitEditor, NothingAllowed, TokenConstraint
 from engine.messages import (
     EngineRequest,
     EngineStats,
@@ -36,7 +38,7 @@ from engine.sampler import child_seed
 from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import DrawnToken, StepResult, StepRunner
-from scheduler.batch import ScheduledBatch
+from scheduler.batch import ScheduledBatch, ScheduledRequest
 from scheduler.output import TokenOutput
 from scheduler.refusal import NeverFits, Refusal
 from scheduler.request import FinishReason, Request
@@ -67,6 +69,7 @@ class Engine:
         runner: StepRunner,
         *,
         eos_token_ids: frozenset[int],
+        vocab_size: int,
         page_bytes: int,
         audit_interval: int | None = None,
         seed: int | None = None,
@@ -76,12 +79,14 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._eos_token_ids = eos_token_ids
+        self._vocab_size = vocab_size
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval
         self._queue_timeout = queue_timeout
         self._executor = executor or InlineExecutor()
         self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
         self._sampling: dict[str, SamplingParams] = {}
+        self._editors: dict[str, LogitEditor] = {}  # of those whose logits change before they draw
         self._positions: dict[str, int] = {}  # last told, of requests that asked
         self._pending: list[RequestDelta] = []  # decided outside a step
         self._under_way: _Step | None = None
@@ -97,14 +102,19 @@ class Engine:
 
     # ---- requests come and go
 
-    def submit(self, request: EngineRequest) -> None:
-        """Queue a request. One that cannot run ends at once, with an error; it never reaches a step."""
+    def submit(self, request: EngineRequest, constrain: Callable[[], TokenConstraint] | None = None) -> None:
+        """Queue a request. One that cannot run ends at once, with an error; it never reaches a step.
+
+        ``constrain`` makes the constraint of each of its sequences, where its sampling has a grammar.
+        """
         sampling = request.sampling
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
         names = (request.request_id, *request.children)
+        editors: dict[str, LogitEditor] = {}
         try:
-            family = [self._request(request, name, sampling) for name in names]
+            editors = self._editors_of(request, names, constrain)
+            family = [self._request(request, name, sampling, editors.get(name)) for name in names]
             family[0].children = family[1:]
             self.scheduler.add(family[0])
         except (NeverFits, ValueError) as error:
@@ -115,10 +125,33 @@ class Engine:
             for number, member in enumerate(family):
                 seed = child_seed(sampling.seed or 0, number)
                 self._sampling[member.request_id] = msgspec.structs.replace(sampling, seed=seed)
+            self._editors |= editors
             if request.reports_position:
                 self._positions[request.request_id] = 0
 
-    def _request(self, request: EngineRequest, request_id: str, sampling: SamplingParams) -> Request:
+    def _editors_of(
+        self, request: EngineRequest, names: Sequence[str], constrain: Callable[[], TokenConstraint] | None
+    ) -> dict[str, LogitEditor]:
+        sampling = request.sampling
+        if (sampling.grammar is None) != (constrain is None):
+            raise ValueError("a grammar needs its constraint, and a constraint its grammar")
+        found = {}
+        for name in names:
+            editor = LogitEditor.needed(
+                sampling,
+                request.prompt_token_ids,
+                (*self._eos_token_ids, *sampling.stop_token_ids),
+                self._vocab_size,
+                None if constrain is None else constrain(),
+            )
+            if editor is not None:
+                found[name] = editor
+        return found
+
+    def _request(
+        self, request: EngineRequest, request_id: str, sampling: SamplingParams, editor: LogitEditor | None
+    ) -> Request:
+        draws_ahead = editor is None or not editor.reads_tokens
         return Request(
             request_id=request_id,
             token_ids=list(request.prompt_token_ids),
@@ -132,7 +165,8 @@ class Engine:
             timeout=request.timeout,
             queue_timeout=self._queue_timeout,
             # samples are ranked by all tokens of their steps, those after a stop string included
-            speculates=not sampling.rank,
+            speculates=draws_ahead and not sampling.rank,
+            draws_ahead=draws_ahead,
         )
 
     def abort(self, request_ids: list[str]) -> None:
@@ -165,11 +199,39 @@ class Engine:
         return StepOutput(deltas=deltas, stats=self._stats_at_times())
 
     def _submit_step(self, batch: ScheduledBatch) -> _Step:
+        drawing = [(share, name) for share in batch.requests if share.samples for name in share.sequence_ids]
         # a copy: requests may end while the step runs
-        sampling = {
-            name: self._sampling[name] for share in batch.requests if share.samples for name in share.sequence_ids
-        }
-        return _Step(batch, self._executor.submit(self.runner.launch, batch, sampling))
+        sampling = {name: self._sampling[name] for _, name in drawing}
+        edits = self._edits(drawing) if self._editors else {}
+        return _Step(batch, self._executor.submit(self.runner.launch, batch, sampling, edits))
+
+    def _edits(self, drawing: Sequence[tuple[ScheduledRequest, str]]) -> dict[str, list[LogitEdit | None]]:
+        """What changes the logits of a step; where that can't be told, its request ends and what it draws is lost."""
+        edits = {}
+        for share, name in drawing:
+            editor = self._editors.get(name)
+            if editor is None:
+                continue
+            try:
+                found = [editor.edit(share.output_index + place) for place in range(share.num_drafts + 1)]
+            except Exception as error:
+                self._fail_alone(name, error)
+            else:
+                if any(edit is not None for edit in found):
+                    edits[name] = found
+        return edits
+
+    def _fail_alone(self, request_id: str, error: Exception) -> None:
+        """End a request that nobody else shares the fault of; the next step's output says so."""
+        if isinstance(error, NothingAllowed):
+            failure = Failure(code="invalid", message=str(error), started=True)
+        else:
+            traceback.print_exception(error)
+            message = f"what the next token may be could not be told: {type(error).__name__}: {error}"
+            failure = Failure(code="step_failed", message=message, started=True)
+        self.scheduler.finish(request_id)
+        self._forget(request_id)
+        self._pending.append(_failed(request_id, failure))
 
     def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
@@ -197,6 +259,8 @@ class Engine:
         request = output.request
         if output.finish_reason is not None:
             self._forget(request.request_id)
+        elif self._editors:
+            self._accept(request.request_id, (*output.accepted, output.token_id))
         named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
         return RequestDelta(
             request_id=request.request_id,
@@ -208,6 +272,15 @@ class Engine:
             logprobs=list(drawn.logprobs),
             ledger=None if output.finish_reason is None else request_ledger(request),
         )
+
+    def _accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        editor = self._editors.get(request_id)
+        if editor is not None:
+            try:
+                for token_id in token_ids:
+                    editor.accept(token_id)
+            except Exception as error:
+                self._fail_alone(request_id, error)
 
     def _refused(self, refusal: Refusal) -> RequestDelta:
         self._forget(refusal.request_id)
@@ -236,6 +309,7 @@ class Engine:
 
     def _forget(self, request_id: str) -> None:
         self._sampling.pop(request_id, None)
+        self._editors.pop(request_id, None)
         self._positions.pop(request_id, None)
 
     # ---- what there is to know

@@ -7,10 +7,14 @@ launch returns. The runner of other devices is in ``engine.device_runner``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from block_manager.kv_cache import KVCache
+from engine.edited_logits import EditedLogits
 from engine.input_batch import InputBatch
+from engine.logit_edits import NO_EDITS, LogitEdit, StepEdits, edits_of_rows
 from engine.logprobs import token_logprobs
 from engine.paged_model import PagedModel
 from engine.sampler import Sampler, uniform_draw
@@ -32,13 +36,17 @@ class Runner:
         self._sampler = Sampler.best()
         self._newest: dict[str, int] = {}  # the tokens that the step before this one drew
 
-    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> FinishedStep:
+    def launch(
+        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits = NO_EDITS
+    ) -> FinishedStep:
         """Run the step; seeds of ``sampling`` must be set."""
         started = time.perf_counter()
-        drawn = self._draw(batch, sampling)
+        drawn = self._draw(batch, sampling, edits)
         return FinishedStep(drawn, time.perf_counter() - started)
 
-    def _draw(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> dict[str, DrawnToken]:
+    def _draw(
+        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits
+    ) -> dict[str, DrawnToken]:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
         step = self._inputs.prepare(batch)
@@ -51,7 +59,7 @@ class Runner:
         ]
         params = [sampling[name] for _, name, _ in drawing]
         logits = None
-        if all(one.temperature == 0.0 and not one.tells_logprobs for one in params):
+        if not edits and all(one.temperature == 0.0 and not one.tells_logprobs for one in params):
             token_ids = self._model.greedy(step)[: len(drawing)].tolist()
         else:
             logits = self._model.logits(step)[: len(drawing)]
@@ -59,7 +67,8 @@ class Runner:
                 uniform_draw(one.seed or 0, request.output_index + place)
                 for one, (request, _, place) in zip(params, drawing, strict=True)
             ]
-            token_ids = self._sampler.sample(logits, params, draws)
+            by_row = edits_of_rows(edits, ((name, place) for _, name, place in drawing))
+            token_ids = self._sample(logits, by_row, params, draws)
         drawn: dict[str, DrawnToken] = {}
         for row, (request, name, place) in enumerate(drawing):
             if place == 0:
@@ -73,6 +82,23 @@ class Runner:
         self._newest = {name: token.token_id for name, token in drawn.items()}
         return drawn
 
+    @torch.inference_mode()
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        edits: Mapping[int, LogitEdit],
+        params: Sequence[SamplingParams],
+        draws: Sequence[float],
+    ) -> list[int]:
+        """Draw from the edited logits. Rows whose log probabilities are told are afterwards as they were."""
+        raw = {row: logits[row].clone() for row in edits if params[row].tells_logprobs}
+        if edits:
+            EditedLogits.of(edits, logits.shape[1], _host_memory).apply(logits)
+        token_ids = self._sampler.sample(logits, params, draws)
+        for row, values in raw.items():
+            logits[row].copy_(values)
+        return token_ids
+
     def _fill_in(self, batch: ScheduledBatch) -> None:
         """Tokens that were not known when the step was scheduled, because the one before it drew them.
 
@@ -82,3 +108,7 @@ class Runner:
         for request in batch.requests:
             if request.token_ids[-1] == PLACEHOLDER:
                 request.token_ids[-1] = newest.get(request.request_id, 0)
+
+
+def _host_memory(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int64)

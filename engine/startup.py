@@ -62,6 +62,7 @@ def build_engine(
         _make_scheduler(config, choices, plan, pool),
         runner,
         eos_token_ids=frozenset(choices.spec.eos_token_ids),
+        vocab_size=choices.spec.vocab_size,
         page_bytes=plan.page_bytes,
         audit_interval=config.audit_interval,
         seed=config.seed,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from scheduler.batch import ScheduledBatch
 
 if TYPE_CHECKING:
+    from engine.logit_edits import StepEdits
     from engine.sampling_params import SamplingParams, TokenLogprobs
 
 
@@ -56,8 +57,11 @@ class StepResult(Protocol):
 class StepRunner(Protocol):
     """Runs steps in the order they are launched."""
 
-    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams]) -> StepResult:
-        """Begin the step, and end it too where it runs at once. Seeds of ``sampling`` must be set."""
+    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits) -> StepResult:
+        """Begin the step, and end it too where it runs at once. Seeds of ``sampling`` must be set.
+
+        ``edits`` has the sequences whose logits change before they draw.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Request:
     """State of one request, made by whoever submits it; from ``children`` on, the scheduler's own.
 
     ``timeout`` and ``queue_timeout`` are seconds from arrival to the end, and to the start; None: no limit.
-    ``speculates``: it may have drafts, where there are any (see `Speculation`).
+    ``speculates``: it may have drafts, where there are any (see `Speculation`). ``draws_ahead``: a token may be drawn
+    for it before the one before that is known; else no step is scheduled for an expected token.
     ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`). ``children`` are
     further samples of the same prompt, until it is computed and they run beside this request.
 
@@ -75,6 +76,7 @@ class Request:
     timeout: float | None = None
     queue_timeout: float | None = None
     speculates: bool = True
+    draws_ahead: bool = True
     children: list[Request] = field(default_factory=list)
 
     parent: Request | None = None
@@ -118,7 +120,7 @@ class Request:
     @property
     def num_tokens_to_schedule(self) -> int:
         """Tokens that no step has been scheduled for, of those that ever have to be computed."""
-        expected = self.num_expected_tokens
+        expected = self.num_expected_tokens if self.draws_ahead else len(self.token_ids)
         return (expected if expected < self.longest else self.longest) - self.num_scheduled_tokens
 
     @property

@@ -77,6 +77,7 @@ def build(model: CausalLM, num_pages: int, max_num_batched_tokens: int, *, cachi
         scheduler,
         runner,
         eos_token_ids=frozenset(spec.eos_token_ids),
+        vocab_size=spec.vocab_size,
         page_bytes=kv_cache.page_bytes,
         audit_interval=1,
     )

@@ -177,7 +177,7 @@ def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
     expected = engine.alone("before", PROMPT, 8)
     engine.submit("victim", PROMPT, 8)
     with monkeypatch.context() as broken:
-        broken.setattr(engine.engine.runner, "launch", lambda batch, sampling: 1 / 0)
+        broken.setattr(engine.engine.runner, "launch", lambda *step: 1 / 0)
         engine.step()
     engine.run()
     assert engine.last("victim").finish_reason is FinishReason.ERROR
@@ -196,7 +196,7 @@ def test_a_failing_prompt_fails_all_its_samples_at_once_and_nobody_else(
     monkeypatch.setattr(
         engine.engine.runner,
         "launch",
-        lambda batch, sampling: 1 / 0 if batch.requests[0].token_ids == PROMPT else launch(batch, sampling),
+        lambda batch, *step: 1 / 0 if batch.requests[0].token_ids == PROMPT else launch(batch, *step),
     )
     engine.submit("p", PROMPT, 8, children=["c1", "c2", "c3"])
     engine.step()
