@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.client import EngineState
+from server.anthropic.messages import count_message_tokens, create_message
 from server.auth import RequireApiKey
 from server.body_limit import BodyLimit
 from server.error_answers import install_error_handlers
@@ -22,6 +23,8 @@ from server.openai.completions import create_completion
 from server.openai.embeddings import create_embeddings
 from server.openai.models import list_models, retrieve_model
 from server.openai.requests import list_requests, retrieve_request
+from server.openai.responses.create import create_response
+from server.openai.responses.stored import cancel_response, delete_response, list_input_items, retrieve_response
 from server.request_id import ShowRequestId
 from server.state import ServerState
 from server.tokenization.detokenize import detokenize
@@ -55,6 +58,34 @@ def create_app(state: ServerState) -> FastAPI:
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         return await create_embeddings(state, request)
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await create_response(state, request)
+
+    @app.api_route("/v1/responses/{response_id}", methods=READING)
+    async def response(request: Request, response_id: str) -> Response:
+        return retrieve_response(state, request, response_id)
+
+    @app.delete("/v1/responses/{response_id}")
+    async def response_deletion(request: Request, response_id: str) -> Response:
+        return delete_response(state, request, response_id)
+
+    @app.post("/v1/responses/{response_id}/cancel")
+    async def response_cancellation(request: Request, response_id: str) -> Response:
+        return cancel_response(state, request, response_id)
+
+    @app.api_route("/v1/responses/{response_id}/input_items", methods=READING)
+    async def response_input(request: Request, response_id: str) -> Response:
+        return list_input_items(state, request, response_id)
+
+    @app.post("/v1/messages")
+    async def messages(request: Request) -> Response:
+        return await create_message(state, request)
+
+    @app.post("/v1/messages/count_tokens")
+    async def message_tokens(request: Request) -> Response:
+        return await count_message_tokens(state, request)
 
     @app.api_route("/v1/models", methods=READING)
     async def models() -> Response:

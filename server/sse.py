@@ -27,6 +27,11 @@ def frame(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
+def named_frame(name: str, payload: bytes) -> bytes:
+    """An event with a name of its own, which has no line breaks."""
+    return b"event: " + name.encode() + b"\ndata: " + payload + b"\n\n"
+
+
 def comment(text: str) -> bytes:
     """A line that clients skip; ``text`` has no line breaks."""
     return b": " + text.encode() + b"\n\n"

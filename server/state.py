@@ -13,6 +13,7 @@ from engine.messages import EngineReady
 from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
 from server.metrics import Metrics
+from server.openai.responses.response_store import ResponseStore
 from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
 from server.request_registry import RequestRegistry
 from server.text.chat_template import ChatTemplate
@@ -44,6 +45,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -54,10 +54,15 @@ def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> Bod
         raise bad_request("the body must be a JSON object")
     if context is not None:
         _check_counts(fields, context)
+    return validate_body(kind, fields)
+
+
+def validate_body(kind: type[BodyT], fields: dict[str, Any], at: str = "") -> BodyT:
+    """The object as ``kind``; ApiError 400 for the first wrong field. ``at`` is where the object is in the request."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _from_validation(error) from None
+        raise _from_validation(error, at) from None
 
 
 def _check_counts(fields: dict[str, Any], context: int) -> None:
@@ -79,9 +84,9 @@ def _check_ids(name: str, value: object, context: int) -> None:
             raise bad_request(message, code="context_length_exceeded")
 
 
-def _from_validation(error: ValidationError) -> ApiError:
+def _from_validation(error: ValidationError, at: str) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
-    param = _path(first["loc"])
+    param = _path((at, *first["loc"]) if at else first["loc"])
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])
         known = any(name in one.NEUTRAL for one in _kinds(Body))
