@@ -245,10 +245,11 @@ class EngineClient:
     def check_fits(self, num_prompt_tokens: int, max_tokens: int, *, rotates: bool = False) -> None:
         """Raise RequestTooLarge when the request could never run, even alone, by the block manager's own arithmetic.
 
-        One that rotates may generate beyond the context; only its prompt must fit.
+        One that rotates may generate beyond the context; only its prompt must fit. So with ``max_tokens`` 0, where the
+        prompt may fill the context.
         """
         ready, capacity = self._serving()
-        if num_prompt_tokens >= ready.max_model_len:
+        if num_prompt_tokens >= ready.max_model_len and max_tokens > 0:
             raise RequestTooLarge(
                 f"the prompt has {num_prompt_tokens} tokens; the context of {ready.max_model_len} must also hold "
                 "at least one token of the answer",
@@ -264,10 +265,11 @@ class EngineClient:
                 "context_length_exceeded",
             )
         # the last token of an answer is never computed, so it needs no slot
-        if not capacity.fits(total - 1):
+        computed = max(num_prompt_tokens, total - 1)
+        if not capacity.fits(computed):
             raise RequestTooLarge(
                 f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} need "
-                f"{capacity.peak_pages(total - 1, 1)} KV pages at once; the pool has {capacity.num_pages}",
+                f"{capacity.peak_pages(computed, 1)} KV pages at once; the pool has {capacity.num_pages}",
                 "kv_capacity_exceeded",
             )
 

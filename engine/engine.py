@@ -253,23 +253,24 @@ class Engine:
         self.scheduler.observe(step.batch, result.seconds)
         accepted = {name: token.num_accepted for name, token in drawn.items() if token.num_accepted}
         outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()}, accepted)
-        return [self._delta(output, drawn[output.request.request_id]) for output in outputs]
+        return [self._delta(output, drawn.get(output.request.request_id)) for output in outputs]
 
-    def _delta(self, output: TokenOutput, drawn: DrawnToken) -> RequestDelta:
+    def _delta(self, output: TokenOutput, drawn: DrawnToken | None) -> RequestDelta:
         request = output.request
+        token_ids = [] if output.token_id is None else [*output.accepted, output.token_id]
         if output.finish_reason is not None:
             self._forget(request.request_id)
         elif self._editors:
-            self._accept(request.request_id, (*output.accepted, output.token_id))
+            self._accept(request.request_id, token_ids)
         named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
         return RequestDelta(
             request_id=request.request_id,
-            token_ids=[*output.accepted, output.token_id],
+            token_ids=token_ids,
             finish_reason=output.finish_reason,
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,
-            logprob=drawn.logprob,
-            logprobs=list(drawn.logprobs),
+            logprob=0.0 if drawn is None else drawn.logprob,
+            logprobs=[] if drawn is None else list(drawn.logprobs),
             ledger=None if output.finish_reason is None else request_ledger(request),
         )
 

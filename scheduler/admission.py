@@ -9,9 +9,11 @@ enough: what was accepted always starts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from block_manager.manager import BlockManager
+from block_manager.prefix_index import MissReason
 from block_manager.prefix_match import PrefixMatch
 from scheduler.config import SchedulerConfig
 from scheduler.refusal import NeverFits
@@ -57,7 +59,7 @@ class Admission:
             raise NeverFits(
                 f"{len(request.family)} sequences of one prompt, but at most {self._config.max_num_seqs} run at once"
             )
-        longest = request.num_prompt_tokens + request.max_tokens - 1
+        longest = request.num_prompt_tokens + max(request.max_tokens - 1, 0)
         if request.rotates:
             longest = max(request.num_prompt_tokens, min(longest, self.rotation_limit))
         chunk_limit = self.capacity.largest_chunk(longest)
@@ -114,7 +116,7 @@ class Admission:
     # ---- parts
 
     def _open(self, request: Request, budget: StepBudget) -> Start | WaitReason:
-        match = self._blocks.match_prefix(request.block_hashes, request.num_tokens)
+        match = self._find_prefix(request)
         self._reserve(request)
         wanted = self._blocks.pages_to_admit(match, self._target(request), request.chunk_limit)
         if not self._has_room(request, wanted):
@@ -126,6 +128,12 @@ class Admission:
             return WaitReason.PAGES
         request.restart(match.num_tokens)
         return Start(num_tokens, match)
+
+    def _find_prefix(self, request: Request) -> PrefixMatch:
+        if not request.reads_prompt:
+            return self._blocks.match_prefix(request.block_hashes, request.num_tokens)
+        known = min(request.num_tokens, request.high_water + 1)
+        return replace(self._blocks.match_prefix(request.block_hashes, known), miss=MissReason.DISABLED)
 
     def _swap_in(self, request: Request, budget: StepBudget) -> Start | WaitReason:
         self._reserve(request)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.preemption_record import Preemption
-from scheduler.request import RequestStatus, WaitReason
+from scheduler.request import Request, RequestStatus, WaitReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,34 @@ class Explanation:
     num_output_tokens: int = 0
     num_overtakers: int = 0
     preemptions: Sequence[Preemption] = ()
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        seconds_since_arrival: float,
+        position: int | None,
+        expected_start_seconds: float | None,
+        wait_reason: WaitReason | None,
+        available_pages: int,
+    ) -> Explanation:
+        """With what the request itself knows."""
+        return cls(
+            request_id=request.request_id,
+            status=request.status,
+            seconds_since_arrival=seconds_since_arrival,
+            position=position,
+            expected_start_seconds=expected_start_seconds,
+            wait_reason=wait_reason,
+            wanted_pages=request.wanted_pages,
+            available_pages=available_pages,
+            num_tokens=request.num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_overtakers=request.num_overtakers,
+            preemptions=tuple(request.ledger.preemptions),
+        )
 
     def text(self) -> str:
         """One or a few sentences."""

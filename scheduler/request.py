@@ -53,9 +53,11 @@ class WaitReason(enum.StrEnum):
 class Request:
     """State of one request, made by whoever submits it; from ``children`` on, the scheduler's own.
 
-    ``timeout`` and ``queue_timeout`` are seconds from arrival to the end, and to the start; None: no limit.
-    ``speculates``: it may have drafts, where there are any (see `Speculation`). ``draws_ahead``: a token may be drawn
-    for it before the one before that is known; else no step is scheduled for an expected token.
+    ``max_tokens`` 0 computes the prompt and draws nothing. ``timeout`` and ``queue_timeout`` are seconds from arrival
+    to the end, and to the start; None: no limit. ``speculates``: it may have drafts (see `Speculation`).
+    ``draws_ahead``: a token may be drawn for it before the one before that is known; else no step is scheduled for an
+    expected token. ``reads_prompt``: something is told of each prompt position, until all are computed; so none of them
+    is taken from pages that hold it already, but from the request's own, computed before a preemption.
     ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`). ``children`` are
     further samples of the same prompt, until it is computed and they run beside this request.
 
@@ -77,6 +79,7 @@ class Request:
     queue_timeout: float | None = None
     speculates: bool = True
     draws_ahead: bool = True
+    reads_prompt: bool = False
     children: list[Request] = field(default_factory=list)
 
     parent: Request | None = None
@@ -144,6 +147,17 @@ class Request:
         if len(self.token_ids) + self.num_dropped_tokens - self.num_prompt_tokens >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def advance(self, start: int, num_computed_tokens: int) -> int:
+        """A step has computed the tokens from ``start`` on; how many of them had been computed before."""
+        self.num_computed_tokens = num_computed_tokens
+        recomputed = max(0, min(self.high_water, num_computed_tokens) - start)
+        self.ledger.recomputed_tokens += recomputed
+        if num_computed_tokens > self.high_water:
+            self.high_water = num_computed_tokens
+            if num_computed_tokens >= self.num_prompt_tokens:
+                self.reads_prompt = False
+        return recomputed
 
     def restart(self, num_computed_tokens: int) -> None:
         """Go on from ``num_computed_tokens`` tokens in pages; no step is under way."""

@@ -30,7 +30,7 @@ from scheduler.output import TokenOutput
 from scheduler.planner import StepPlanner
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.refusal import Refusal, RefusalReason
-from scheduler.request import Request, RequestStatus
+from scheduler.request import FinishReason, Request, RequestStatus
 from scheduler.speculation import Speculation
 
 NO_DRAFTS: Mapping[str, int] = {}
@@ -75,17 +75,17 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request; raises NeverFits when the pool could not hold it even alone.
 
-        A request without a prompt or without an output has no step that could end it: ValueError. Children are known
-        from here on, but run only when the prompt is computed. When the queue is full, the next step refuses the
-        request (see `take_refusals`).
+        A request without a prompt has no step that could end it: ValueError. Children are known from here on, but run
+        only when the prompt is computed. When the queue is full, the next step refuses the request (see
+        `take_refusals`).
         """
         for member in request.family:
             if member.request_id in self._requests:
                 raise ValueError(f"request {member.request_id} is known already")
-        if not request.token_ids or request.max_tokens < 1:
+        if not request.token_ids or request.max_tokens < 0:
             raise ValueError(
-                f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens and max_tokens "
-                f"{request.max_tokens}: at least one of each is needed"
+                f"request {request.request_id} has {request.num_prompt_tokens} prompt tokens, of which at least one is "
+                f"needed, and max_tokens {request.max_tokens}, which must not be negative"
             )
         self._admission.prove(request)
         request.block_hashes.extend(request.token_ids)
@@ -151,20 +151,13 @@ class Scheduler:
         start = None
         if position is not None and self.outlook.step_time.is_known:
             start = self.outlook.starts(self.running, self.waiting.expected(), position)[-1]
-        return Explanation(
-            request_id=request_id,
-            status=request.status,
+        return Explanation.of(
+            request,
             seconds_since_arrival=self._clock() - request.arrived,
             position=position,
             expected_start_seconds=start,
             wait_reason=None if position is None else self.planner.wait_reason(request),
-            wanted_pages=request.wanted_pages,
             available_pages=self.blocks.available_pages,
-            num_tokens=request.num_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_overtakers=request.num_overtakers,
-            preemptions=tuple(request.ledger.preemptions),
         )
 
     @property
@@ -195,7 +188,8 @@ class Scheduler:
     ) -> list[TokenOutput]:
         """Account for a step that ran: ``sampled`` has the next token of every sequence that draws one.
 
-        Where ``num_accepted`` has a request, so many of its drafts stand, and its next token comes behind them.
+        Where ``num_accepted`` has a request, so many of its drafts stand, and its next token comes behind them. A
+        request with ``max_tokens`` 0 ends with its prompt.
         """
         self._steps_under_way -= 1
         outputs = []
@@ -214,10 +208,11 @@ class Scheduler:
                 # children take their share of the pages first: the token may be the parent's last
                 children = self._run_children(request) if request.children else ()
                 outputs.append(self._append(request, sampled[share.request_id], accepted))
-                self.counters.generation_tokens += len(accepted)
                 for child in children:
                     outputs.append(self._append(child, sampled[child.request_id]))
-        self.counters.generation_tokens += len(outputs)
+                self.counters.generation_tokens += len(accepted) + 1 + len(children)
+            elif request.max_tokens == 0 and request.num_computed_tokens == request.num_prompt_tokens:
+                outputs += self._end_unanswered(request)
         return outputs
 
     def observe(self, batch: ScheduledBatch, seconds: float) -> None:
@@ -251,12 +246,17 @@ class Scheduler:
 
     # ---- what it does
 
+    def is_current(self, share: ScheduledRequest) -> bool:
+        """Whether the request of a share still runs, in the turn that the share is of."""
+        request = self._requests.get(share.request_id)
+        return request is not None and request.turn == share.turn and request.status is RequestStatus.RUNNING
+
     def _settle(self, share: ScheduledRequest) -> Request | None:
         """A step with this share is over; its request, unless that has stopped running since it was scheduled."""
-        request = self._requests.get(share.request_id)
-        if request is None or request.turn != share.turn or request.status is not RequestStatus.RUNNING:
+        if not self.is_current(share):
             self.running.settle(share.turn)
             return None
+        request = self._requests[share.request_id]
         request.num_steps_under_way -= 1
         return request
 
@@ -267,7 +267,7 @@ class Scheduler:
         if len(token_ids) < num_tokens:
             token_ids.append(PLACEHOLDER)
         admitted, request.is_new_table = request.is_new_table, False
-        samples = end == request.num_expected_tokens
+        samples = end == request.num_expected_tokens and request.max_tokens > 0
         drawn = request.num_expected_tokens + request.num_dropped_tokens - request.num_prompt_tokens
         request.num_scheduled_tokens = end  # drafts may fail, so they count when they stand
         request.num_steps_under_way += 1
@@ -285,13 +285,7 @@ class Scheduler:
 
     def _count_computed(self, request: Request, share: ScheduledRequest, num_accepted: int) -> None:
         start, num_tokens = share.num_computed_tokens, len(share.token_ids) - share.num_drafts + num_accepted
-        request.num_computed_tokens = reached = start + num_tokens
-        if start < request.high_water:
-            recomputed = min(request.high_water, reached) - start
-            request.ledger.recomputed_tokens += recomputed
-            self.counters.recomputed_tokens += recomputed
-        if reached > request.high_water:
-            request.high_water = reached
+        self.counters.recomputed_tokens += request.advance(start, start + num_tokens)
         if share.samples and self.policy.charges:
             self.policy.charge(request, 0, len(share.sequence_ids) + num_accepted)
 
@@ -309,6 +303,13 @@ class Scheduler:
         elif request.rotates and num_tokens > self._admission.rotation_limit:
             self._rotate(request)
         return TokenOutput(request, token_id, reason, accepted)
+
+    def _end_unanswered(self, request: Request) -> list[TokenOutput]:
+        """The prompt is computed, and that was all that was wanted, for the samples of it as well."""
+        family = request.family
+        for member in reversed(family):  # children first: they are not to compute it again
+            self.finish(member.request_id)
+        return [TokenOutput(member, None, FinishReason.LENGTH) for member in family]
 
     def _run_children(self, parent: Request) -> list[Request]:
         """The prompt is computed: its children run from here on, behind it, on the same pages."""

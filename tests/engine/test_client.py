@@ -92,12 +92,15 @@ async def test_an_id_in_flight_is_refused(client: EngineClient) -> None:
 
 async def test_what_never_fits_is_known_before_it_is_sent(client: EngineClient) -> None:
     # 40 pages of 16 are 640 slots, and the last token of an answer needs none; the context is 2048
+    client.check_fits(640, 0)
     client.check_fits(600, 41)
     assert client.max_new_tokens(600) == 41
     with pytest.raises(RequestTooLarge, match=r"41 KV pages.*40") as pool:
         client.check_fits(600, 42)
     with pytest.raises(RequestTooLarge, match="2048") as context:
         client.check_fits(2048, 1)
+    with pytest.raises(RequestTooLarge, match="the context of 2048"):
+        client.check_fits(2049, 0)
     assert (pool.value.code, context.value.code) == ("kv_capacity_exceeded", "context_length_exceeded")
     client.check_fits(600, 100_000, rotates=True)
 

@@ -175,7 +175,8 @@ class Simulation:
         for output in outputs:
             request = output.request
             assert request.request_id not in self.reasons, "a token after the end"
-            self.outputs[request.request_id] += [*output.accepted, output.token_id]
+            if output.token_id is not None:
+                self.outputs[request.request_id] += [*output.accepted, output.token_id]
             if output.finish_reason is not None:
                 self._end(request, output.finish_reason)
         self.steps += 1
@@ -308,7 +309,7 @@ class Simulation:
         if end_known - share.num_computed_tokens > len(known):
             assert earlier[-1].samples, "the token before it is drawn by nobody"
         assert end <= request.longest
-        assert share.samples == (end_known == expected)
+        assert share.samples == (end_known == expected and request.max_tokens > 0)
         assert share.output_index == request.num_output_tokens + expected - request.num_tokens
         assert share.sequence_ids == tuple(member.request_id for member in request.family)
         assert all(len(table) * self.blocks.block_size >= end for table in self._tables[share.turn])

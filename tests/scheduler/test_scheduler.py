@@ -150,8 +150,8 @@ def test_f01_what_cannot_fit_even_alone_is_refused_at_once_and_the_next_is_serve
     assert sim.scheduler.counters.num_preemptions <= 3
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (16, 0), (16, -1)])
-def test_a_request_without_prompt_or_without_output_is_refused(
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (0, 0), (16, -1)])
+def test_a_request_without_prompt_or_with_a_negative_limit_is_refused(
     simulate: type[Simulation], prompt: int, max_tokens: int
 ) -> None:
     sim = simulate(num_pages=1)
