@@ -33,6 +33,7 @@ from server.state import ServerState
 from server.text.chat_template import ChatTemplate
 from server.text.token_spelling import BYTE_LEVEL_ALPHABET
 from server.text.tokenizer import Tokenizer
+from tests.server.schema_check import SchemaCheck
 
 MODEL = "org/tiny"
 END = 256  # the EOS token, after one token for each byte
@@ -313,7 +314,8 @@ class Api:
         self.app = app
         self.model = MODEL
         self.state = state
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        self.checked = SchemaCheck(app)
+        transport = httpx.ASGITransport(app=self.checked, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://octavo")
 
     async def completion(self, **fields: Any) -> httpx.Response:
@@ -413,3 +415,4 @@ async def api(app: FastAPI, state: ServerState) -> AsyncIterator[Api]:
     api = Api(app, state)
     yield api
     await api.http.aclose()
+    assert api.checked.problems == []
