@@ -18,6 +18,7 @@ from server.openai.responses.response_body import FunctionChoice, ResponseBody
 
 LENGTH = "length"  # the finish reason of an answer that was cut
 RATE_LIMITED = 429
+OF_CLIENT = ("prompt_cache_key", "safety_identifier", "user")  # shown where the client gave them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,7 @@ class ResponseObject:
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-            "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.is_stored,
             "temperature": 1.0 if chat.temperature is None else chat.temperature,
@@ -82,7 +81,7 @@ class ResponseObject:
             "top_p": 1.0 if chat.top_p is None else chat.top_p,
             "truncation": "disabled",
             "usage": None,
-            "user": body.user,
+            **{name: value for name in OF_CLIENT if (value := getattr(body, name)) is not None},
         }
 
     def _format(self) -> dict[str, Any]:
