@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -84,6 +84,8 @@ class RequestTooLarge(EngineError):
 class EngineClient:
     """One engine process and the requests in flight in it."""
 
+    process_module = "engine.process"
+
     def __init__(self, config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None) -> None:
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
@@ -138,7 +140,7 @@ class EngineClient:
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine.process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self.process_module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": search_path},
@@ -295,9 +297,9 @@ class EngineClient:
         self._unfollowed.update(request.children)
         self._send(request)
         try:
-            async with contextlib.aclosing(self._deltas(request.request_id)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            with self._collecting(request.request_id) as collector:
+                while not collector.is_over:
+                    yield await collector.get()
         finally:
             for name in self._unfollowed.intersection(request.children):
                 self._unfollowed.discard(name)
@@ -311,9 +313,9 @@ class EngineClient:
         if child_id not in self._unfollowed:
             raise ValueError(f"{child_id} is no child of a request in flight, or is followed already")
         self._unfollowed.discard(child_id)
-        async with contextlib.aclosing(self._deltas(child_id)) as deltas:
-            async for delta in deltas:
-                yield delta
+        with self._collecting(child_id) as collector:
+            while not collector.is_over:
+                yield await collector.get()
 
     async def explain(self, request_id: str) -> RequestExplanation | None:
         """Why a request waits, or was preempted; None when the engine does not know it, or no longer.
@@ -330,19 +332,14 @@ class EngineClient:
         assert isinstance(answer, StatsRead)
         return answer.stats
 
-    async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:
+    @contextlib.contextmanager
+    def _collecting(self, request_id: str) -> Iterator[Collector]:
+        """What collects for a request; who stops reading before its end has aborted it."""
         collector = self._collectors[request_id]
-        over = False
         try:
-            while not over:
-                delta = await collector.get()
-                over = delta.finish_reason is not None
-                yield delta
-        except EngineError:
-            over = True
-            raise
+            yield collector
         finally:
-            if over:
+            if collector.is_over:
                 del self._collectors[request_id]
             else:
                 self._abandon(request_id)

@@ -109,7 +109,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: list[PreemptionNote]
 
 
-class RequestDelta(msgspec.Struct, frozen=True, kw_only=True):
+class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """New tokens of one request in one step; ``finish_reason`` only on its last.
 
     ``stop_token_id`` names the id that ended the request when it was one of its ``stop_token_ids``; it is None for EOS.

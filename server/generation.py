@@ -11,7 +11,8 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.client import EngineError
 from engine.messages import Ledger, RequestDelta
@@ -25,14 +26,15 @@ from server.text.tokenizer import Tokenizer
 from server.token_logprob import TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """New text of one sequence, perhaps none; ``finish_reason`` (stop or length) only on its last.
 
     ``stop_reason`` says what stopped it: the stop string, the id among ``stop_token_ids``, or None for EOS. ``ledger``
     comes with the last, except after a stop string: then the server ended the sequence, not the engine that keeps it.
     ``queue_position`` comes alone, before any text: 1 for the one that starts next. ``logprobs`` are those of the
     tokens in ``text``, where the request asked for them; an echoed prompt comes first of all, with its own.
+
+    There is one for every token of every stream, and a struct is made in a fraction of a dataclass's time.
     """
 
     text: str
@@ -137,7 +139,7 @@ class Generation:
     async def _begin(self) -> TextDelta | None:
         """The echoed prompt, if it is wanted, once all that it tells is known."""
         if self._is_first and not self._prompt.is_complete:
-            raise internal_error()
+            raise RuntimeError("the engine began to answer and has not told all of the prompt")
         await self._prompt.until_complete()
         self._begun = True
         if not self._prompt.echoes:
@@ -147,12 +149,13 @@ class Generation:
         return TextDelta(text, logprobs=self._prompt.logprobs())
 
     def _read(self, delta: RequestDelta) -> TextDelta:
-        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        if delta.num_cached_tokens > self.num_cached_tokens:
+            self.num_cached_tokens = delta.num_cached_tokens
         self._num_drawn_tokens += len(delta.token_ids)
         self._logprob += delta.logprob
         if delta.token_ids:
             self._observe_tokens(len(delta.token_ids))
-        visible = self._without_stop_token(delta)
+        visible = delta.token_ids if delta.finish_reason is None else self._without_stop_token(delta)
         output = self._output
         text = output.feed(visible, delta.logprobs)
         if output.stop is not None:

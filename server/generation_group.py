@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from server.generation import Generation, TextDelta
 from server.prompt_reading import PromptReading
@@ -84,19 +84,16 @@ class GenerationGroup:
         Where every sample is a choice, the number is the choice's index.
         """
         with self._registry.holding(self._request):
-            async with contextlib.aclosing(self._merged()) as deltas:
-                async for number, delta in deltas:
-                    if delta.finish_reason is not None:
-                        self._request.end(number)
-                        delta = self._fit_to_show(delta)
-                    yield number, delta
+            if len(self._generations) == 1:
+                async with contextlib.aclosing(self._generations[0].stream()) as alone:
+                    async for delta in alone:
+                        yield 0, delta if delta.finish_reason is None else self._ended(0, delta)
+                return
+            async with contextlib.aclosing(self._merged()) as merged:
+                async for number, delta in merged:
+                    yield number, delta if delta.finish_reason is None else self._ended(number, delta)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, TextDelta]]:
-        if len(self._generations) == 1:
-            async with contextlib.aclosing(self._generations[0].stream()) as deltas:
-                async for delta in deltas:
-                    yield 0, delta
-            return
         # Bounded, so that a slow reader slows the reading of the engine's collectors, where deltas merge.
         queue: asyncio.Queue[tuple[int, TextDelta | Exception]] = asyncio.Queue(maxsize=len(self._generations))
         tasks = [asyncio.create_task(_pump(index, one, queue)) for index, one in enumerate(self._generations)]
@@ -113,11 +110,13 @@ class GenerationGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _fit_to_show(self, last: TextDelta) -> TextDelta:
+    def _ended(self, number: int, last: TextDelta) -> TextDelta:
+        """``last`` as its client may see it."""
+        self._request.end(number)
         if last.ledger is None:
             return last
         preemptions = self._registry.shown(self._request.tenant, last.ledger.preemptions)
-        return replace(last, ledger=msgspec.structs.replace(last.ledger, preemptions=preemptions))
+        return replace(last, ledger=replace(last.ledger, preemptions=preemptions))
 
     async def collect(self) -> list[TextDelta]:
         """Each choice's whole text, with all its log probabilities, and how it ended, prompt by prompt."""

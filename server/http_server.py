@@ -10,6 +10,7 @@ from collections.abc import Generator
 import uvicorn
 
 from server.app import create_app
+from server.direct_send import DirectSend
 from server.http_protocol import BoundedHttpProtocol
 from server.state import ServerState
 
@@ -30,7 +31,7 @@ class HttpServer:
 
     def __init__(self, state: ServerState, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            create_app(state),
+            DirectSend(create_app(state)),
             http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",

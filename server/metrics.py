@@ -15,12 +15,13 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from engine.client import EngineClient, EngineError
 from scheduler.request import FinishReason
 from server.engine_metrics import EngineCollector, EngineCounters
+from server.latency_histogram import LatencyHistogram
 
 STATS_SECONDS = 1.0  # that a scrape waits for the engine to say how things are; it says so between two steps
 QUEUE_FULL = "queue_full"
@@ -78,16 +79,17 @@ class Metrics:
             registry=self._registry,
         )
         self._outcomes = {reason: outcomes.labels(reason.value) for reason in FinishReason}
-        self._ttft = self._histogram(
-            "time_to_first_token", "Seconds from arrival at the API to the first token.", TTFT_BUCKETS
+        self._ttft = LatencyHistogram(
+            "octavo_time_to_first_token_seconds", "Seconds from arrival at the API to the first token.", TTFT_BUCKETS
         )
-        self._itl = self._histogram("inter_token_latency", "Seconds between two tokens of one request.", ITL_BUCKETS)
-        self._e2e = self._histogram(
-            "e2e_request_latency", "Seconds from arrival to an end by stop or length.", E2E_BUCKETS
+        self._itl = LatencyHistogram(
+            "octavo_inter_token_latency_seconds", "Seconds between two tokens of one request.", ITL_BUCKETS
         )
-
-    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"octavo_{name}_seconds", what, registry=self._registry, buckets=buckets)
+        self._e2e = LatencyHistogram(
+            "octavo_e2e_request_latency_seconds", "Seconds from arrival to an end by stop or length.", E2E_BUCKETS
+        )
+        for histogram in (self._ttft, self._itl, self._e2e):
+            self._registry.register(histogram)
 
     def count_submitted(self) -> None:
         """A request goes to the engine. Call exactly once for each, before its end."""
@@ -98,8 +100,7 @@ class Metrics:
 
     def observe_tokens(self, seconds: float, num_tokens: int) -> None:
         """``num_tokens`` more tokens came ``seconds`` after the one before: as many equal intervals."""
-        for _ in range(num_tokens):
-            self._itl.observe(seconds / num_tokens)
+        self._itl.observe(seconds / num_tokens, num_tokens)
 
     def count_outcome(self, outcome: FinishReason, seconds: float) -> None:
         """An accepted request ended ``seconds`` after it arrived. Call exactly once for each."""

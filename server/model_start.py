@@ -16,6 +16,7 @@ import msgspec
 from engine.client import EngineClient
 from engine.config import Checkpoint, resolve_checkpoint
 from engine.messages import EngineReady
+from server.garbage_collection import settle
 from server.options import ModelOptions
 from server.startup import LoadingBar, announce
 
@@ -70,6 +71,7 @@ class ModelStart:
         ready, text = await asyncio.gather(self._starting, self._loading)
         self._bar.close()
         state.tokenizer, state.chat_template = text.tokenizer, text.chat_template
+        settle()
         return ready, {**self._seconds, "tokenizer": text.seconds}
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.direct_send import direct_send
 from server.disconnect import ClientDisconnected, unless_disconnected
 from server.errors import ApiError
 
@@ -56,10 +57,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._rest):
             with contextlib.suppress(ClientDisconnected):
-                await unless_disconnected(receive, self._send(send))
+                await unless_disconnected(receive, self._send(send, direct_send(scope) or send))
 
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send(self, send_start: Send, send: Send) -> None:
+        await send_start({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for data in self._rest:
             await send({"type": "http.response.body", "body": data, "more_body": True})

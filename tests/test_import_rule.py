@@ -36,6 +36,10 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
             "engine",
             "server.text.detokenizer",
             "server.text.gguf_vocabulary",
+            "server.garbage_collection",
+            "server.http_server",
+            "server.listener",
+            "server.state",
             "server.text.token_spelling",
             "server.text_parts",
         }

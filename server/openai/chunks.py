@@ -80,6 +80,12 @@ class ChunkEnvelope:
             return self._head + choices + b',"usage":%b}\n\n' % orjson.dumps(self._usage_so_far().body())
         return self._head + choices + self._tail
 
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
+        """What goes before and after the part of such frames that changes; None where ``wrap`` has to make each."""
+        if self._usage_so_far is not None:
+            return None
+        return self._head + before, after + self._tail
+
     def usage(self, usage: Usage) -> bytes:
         return frame(orjson.dumps({**self._fields, "choices": [], "usage": usage.body()}))
 

@@ -182,12 +182,10 @@ class Submission:
         return PromptSamples(prompt, generations, self.body.num_choices)
 
 
-async def _begin(client: EngineClient, request: EngineRequest, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:
-    """The deltas of a request; ``begun`` once its children can be followed."""
-    async with contextlib.aclosing(client.generate(request)) as deltas:
-        begun.set()  # who waits for it runs after this task's next pause, when the engine has the request
-        async for delta in deltas:
-            yield delta
+def _begin(client: EngineClient, request: EngineRequest, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:
+    """The deltas of a request, to be read at once; ``begun`` once its children can be followed."""
+    begun.set()  # who waits for it runs after this task's next pause, when the engine has the request
+    return client.generate(request)
 
 
 async def _follow(client: EngineClient, child_id: str, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:

@@ -11,7 +11,7 @@ The first delta keeps its leading space: generated text continues a prompt. `Tok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -32,16 +32,26 @@ class Detokenizer:
         self._vocabulary = vocabulary
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between_characters = True
 
-    def feed(self, token_ids: Iterable[int]) -> str:
+    def feed(self, token_ids: Sequence[int]) -> str:
         """The text that ``token_ids`` complete; empty while a character is unfinished."""
+        content = self._content(token_ids)
+        if self._is_between_characters and content.isascii():
+            return str(content, "ascii")
+        text = self._decoder.decode(content)
+        self._is_between_characters = not self._decoder.getstate()[0]
+        return text
+
+    def _content(self, token_ids: Sequence[int]) -> bytes:
         vocabulary = self._vocabulary
-        pieces = [
+        if len(token_ids) == 1 and not vocabulary.is_special(token_ids[0]):
+            return vocabulary.token_bytes(token_ids[0])
+        return b"".join(
             vocabulary.token_bytes(token_id)
             for token_id in token_ids
             if not (self._skip_special_tokens and vocabulary.is_special(token_id))
-        ]
-        return self._decoder.decode(b"".join(pieces))
+        )
 
     @property
     def num_held_bytes(self) -> int:

@@ -42,7 +42,14 @@ HIDDEN_SIZE = 4
 CONTEXT = 512
 NUM_PAGES = 20  # of 16 tokens, so 319 or so tokens of one sequence
 
-LIKELY = dict(zip(b"e ta\xf0\x9f", (-0.6931471824645996, -1.5, -2.25, -3.125, -4.0625, -5.0), strict=True))
+BYTE_IDS = {byte: token_id for token_id, byte in enumerate(BYTE_LEVEL_ALPHABET.values())}
+LIKELY = dict(
+    zip(
+        [BYTE_IDS[byte] for byte in b"e ta\xf0\x9f"],
+        (-0.6931471824645996, -1.5, -2.25, -3.125, -4.0625, -5.0),
+        strict=True,
+    )
+)
 UNLIKELY = -9.210340499877930
 
 Step = RequestDelta | Exception | asyncio.Event | Callable[[], object]
@@ -222,12 +229,19 @@ class ScriptedEngine(EngineClient):
                 async for delta in deltas:
                     if not told and (delta.token_ids or delta.finish_reason is not None):
                         told = True
-                        delta = msgspec.structs.replace(delta, prompt_logprobs=_rate_prompt(request))
+                        pieces = [*delta.prompt_logprobs, *self.rate_prompt(request)]
+                        delta = msgspec.structs.replace(delta, prompt_logprobs=pieces)
                     yield delta
         finally:
             for name in self._unfollowed.intersection(request.children):
                 self._unfollowed.discard(name)
                 self._abandon(name)
+
+    async def follow(self, child_id: str) -> AsyncGenerator[RequestDelta]:
+        self._unfollowed.remove(child_id)
+        async with contextlib.aclosing(self._deltas(child_id)) as deltas:
+            async for delta in deltas:
+                yield delta
 
     async def _deltas(self, request_id: str) -> AsyncGenerator[RequestDelta]:
         over = False
@@ -250,6 +264,11 @@ class ScriptedEngine(EngineClient):
             else:
                 self._abandon(request_id)
 
+    def rate_prompt(self, request: EngineRequest) -> list[TokenLogprobs | None]:
+        assert request.prompt_logprobs is not None
+        rest = [rate(token_id, request.prompt_logprobs) for token_id in request.prompt_token_ids[1:]]
+        return [None, *rest]
+
     def _rated(self, request_id: str, delta: RequestDelta) -> RequestDelta:
         [request] = [one for one in self.requests if request_id in (one.request_id, *one.children)]
         num_top = request.sampling.logprobs
@@ -262,10 +281,9 @@ class ScriptedEngine(EngineClient):
         self.aborted.append(request_id)
 
 
-def _rate_prompt(request: EngineRequest) -> list[TokenLogprobs | None]:
-    assert request.prompt_logprobs is not None
-    rest = [rate(token_id, request.prompt_logprobs) for token_id in request.prompt_token_ids[1:]]
-    return [None, *rest]
+@pytest.fixture(scope="session", name="rate")
+def rate_fixture() -> Callable[[int, int], TokenLogprobs]:
+    return rate
 
 
 @pytest.fixture(scope="session")
