@@ -128,7 +128,15 @@ def _chat(parsed: argparse.Namespace, began: float) -> int:
 
 
 def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
-    names = ("model", "revision", "served_model_name", "chat_template")
+    names = (
+        "model",
+        "revision",
+        "served_model_name",
+        "chat_template",
+        "trust_request_chat_template",
+        "tool_call_parser",
+        "reasoning_parser",
+    )
     return {name: getattr(parsed, name) for name in names}
 
 

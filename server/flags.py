@@ -27,6 +27,25 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Jinja file (or text) used instead of the model's own; plain-transcript is bundled for base models",
     )
+    flags.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="run chat templates that chats bring in chat_template; a template is a program",
+    )
+    flags.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how the model writes tool calls: auto for what its chat template shows, hermes, llama3_json, mistral, "
+        "pythonic, json, or none to refuse tools",
+    )
+    flags.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="tags that the model puts around its reasoning: auto for those it knows, think, mistral, or none to leave "
+        "them in the content",
+    )
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:

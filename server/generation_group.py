@@ -23,11 +23,15 @@ from server.token_logprob import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request; prompt tokens include the cached ones."""
+    """Token counts of a request; prompt tokens include the cached ones, completion tokens those of reasoning.
+
+    ``reasoning_tokens`` is None where nobody tells reasoning from the rest.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
 
     def body(self) -> dict[str, object]:
         """The API's usage object."""
@@ -36,7 +40,13 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **self._completion_details(),
         }
+
+    def _completion_details(self) -> dict[str, object]:
+        if self.reasoning_tokens is None:
+            return {}
+        return {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,10 @@ class GenerationGroup:
             completion_tokens=sum(generation.num_completion_tokens for generation in self._generations),
             cached_tokens=sum(prompt.generations[0].num_cached_tokens for prompt in self._prompts),
         )
+
+    def num_completion_tokens(self, number: int) -> int:
+        """Tokens so far of the sample of this number."""
+        return self._generations[number].num_completion_tokens
 
     async def stream(self) -> AsyncGenerator[tuple[int, TextDelta]]:
         """(number of the sample, delta) as they come; the first failure ends all. Close it to abort what still runs.

@@ -61,6 +61,9 @@ class ModelStart:
             api_keys=ApiKeys(options.api_keys),
             scheduling_policy=options.engine.scheduling_policy,
             stream_queue_position=options.stream_queue_position,
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+            trusts_request_templates=options.trust_request_chat_template,
         )
 
     async def finish(self, state: ServerState) -> tuple[EngineReady, dict[str, float]]:
@@ -71,6 +74,7 @@ class ModelStart:
         ready, text = await asyncio.gather(self._starting, self._loading)
         self._bar.close()
         state.tokenizer, state.chat_template = text.tokenizer, text.chat_template
+        state.tool_use_template = text.tool_use_template
         settle()
         return ready, {**self._seconds, "tokenizer": text.seconds}
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from engine.config import ConfigError, EngineConfig
+from server.text.reasoning import REASONING_TAGS
+from server.text.tool_calls.formats import FORMATS
 
 DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
+AUTO = "auto"
+NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +26,9 @@ class ModelOptions:
     revision: str | None = None
     served_model_name: str | None = None
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     max_request_bytes: int | None = None
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     stream_queue_position: bool = False
@@ -33,6 +41,8 @@ class ModelOptions:
             raise ConfigError(f"--revision {self.revision}: needs a MODEL, a hub id, of which to take that revision")
         if self.served_model_name == "":
             raise ConfigError("--served-model-name: must not be empty")
+        _check_parser("--tool-call-parser", self.tool_call_parser, FORMATS)
+        _check_parser("--reasoning-parser", self.reasoning_parser, REASONING_TAGS)
         if self.max_request_bytes is not None and self.max_request_bytes < 1:
             raise ConfigError(f"--max-request-bytes {self.max_request_bytes}: must be at least 1")
         if not self.silence_limit > 0:
@@ -48,6 +58,11 @@ class ModelOptions:
                 f"--tenant-weights: {len(weights)} weights for {len(self.api_keys)} API keys: give one each"
             )
         self.engine.validate()
+
+
+def _check_parser(flag: str, name: str, known: Collection[str]) -> None:
+    if name not in (AUTO, NONE, *known):
+        raise ConfigError(f"{flag} {name}: must be {AUTO}, {', '.join(known)} or {NONE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

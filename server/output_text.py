@@ -21,13 +21,15 @@ from server.token_logprob import LikelyToken, TokenLogprob
 class TextRules:
     """What of the tokens becomes text. ``min_tokens``: so many tokens are not searched for ``stops``.
 
-    ``includes_stop``: the stop string, or the text of the stop token, stays in the text.
+    ``includes_stop``: the stop string, or the text of the stop token, stays in the text. ``shown_token_ids`` become
+    text though they are special.
     """
 
     stops: Sequence[str] = ()
     includes_stop: bool = False
     skips_special_tokens: bool = True
     min_tokens: int = 0
+    shown_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -49,7 +51,9 @@ class OutputText:
         self.stop: str | None = None
         self._tokenizer = tokenizer
         self._rules = rules
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=rules.skips_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=rules.skips_special_tokens, shown_token_ids=rules.shown_token_ids
+        )
         self._matcher = StopMatcher(rules.stops) if rules.stops else None
         self._fed = self._told = 0  # characters of the choice: those of the tokens fed, those let through
         self._untold: list[_Untold] = []
@@ -106,8 +110,7 @@ class OutputText:
         return token.text != "" and token.offset + len(token.text) <= self._told
 
     def _note(self, token_id: int, piece: str, logprobs: TokenLogprobs, num_held_bytes: int) -> None:
-        hidden = self._rules.skips_special_tokens and self._tokenizer.is_special(token_id)
-        content = b"" if hidden else self._tokenizer.token_bytes(token_id)
+        content = b"" if self._detokenizer.hides(token_id) else self._tokenizer.token_bytes(token_id)
         self._untold.append(_Untold(self._rated(token_id, piece, content, logprobs), num_held_bytes))
         self._fed += len(piece)
 

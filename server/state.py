@@ -30,13 +30,19 @@ class ServerState:
 
     ``silence_limit``: seconds an engine with work may send nothing before /health calls it hung. ``draining``: a
     shutdown has begun, so that new requests are refused while running ones finish. ``stream_queue_position``: streams
-    that wait are told their place.
+    that wait are told their place. ``tool_use_template`` is that of chats with tools, where the model has one of its
+    own for them. ``tool_call_parser`` and ``reasoning_parser`` are names of formats, "auto" or "none".
+    ``trusts_request_templates``: chats may bring templates.
     """
 
     client: EngineClient
     served_model_name: str
     tokenizer: Tokenizer | None = None
     chat_template: ChatTemplate | None = None
+    tool_use_template: ChatTemplate | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    trusts_request_templates: bool = False
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     max_request_bytes: int | None = None
     api_keys: ApiKeys = field(default_factory=ApiKeys)

@@ -22,6 +22,7 @@ class TextParts:
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    tool_use_template: ChatTemplate | None
     seconds: float
 
 
@@ -43,4 +44,5 @@ def load_text_parts(checkpoint: Checkpoint, chat_template: str | None) -> TextPa
         tokenizer = Tokenizer.from_directory(checkpoint.path)
         templates = templates or templates_from_directory(checkpoint.path)
     template = None if templates is None else templates.select()
-    return TextParts(tokenizer, template, time.monotonic() - start)
+    tool_use = None if templates is None else templates.select(with_tools=True)
+    return TextParts(tokenizer, template, tool_use, time.monotonic() - start)

@@ -13,7 +13,8 @@ from server.anthropic.message_object import MessageObject
 from server.disconnect import unless_disconnected
 from server.openai.body import parse_body, validate_body
 from server.openai.chat_body import ChatBody
-from server.openai.chat_session import open_chat, prompt_text, require_template
+from server.openai.chat_prompt import prompt_text, require_template
+from server.openai.chat_session import open_chat
 from server.openai.submission import encode
 from server.request_id import identify
 from server.sse import event_stream
@@ -43,9 +44,8 @@ async def count_message_tokens(state: ServerState, request: Request) -> Response
     with CHAT_NAMES.told():
         chat = validate_body(ChatBody, fields)
         state.require_model(chat.model)
-        template = require_template(state)
-        text_size = sum(len(str(message.content)) for message in chat.messages)
+        template = require_template(state, chat)
         token_ids = await encode(
-            lambda: tokenizer.encode_chat(prompt_text(chat, template, tokenizer)), text_size, "messages"
+            lambda: tokenizer.encode_chat(prompt_text(chat, template, tokenizer)), chat.num_characters, "messages"
         )
     return Response(orjson.dumps({"input_tokens": len(token_ids)}), media_type="application/json")

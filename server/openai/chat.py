@@ -13,9 +13,11 @@ from server.openai.chat_body import ChatBody
 from server.openai.chat_session import ChatAnswer, ChatDelta, open_chat
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
+from server.openai.content_logprobs import logprobs_body
 from server.request_id import identify
 from server.sse import event_stream
 from server.state import ServerState
+from server.text.tool_calls.call import ToolCallDelta
 
 
 async def create_chat_completion(state: ServerState, request: Request) -> Response:
@@ -27,7 +29,10 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     fields = {"id": session.request_id, "created": session.created, "model": state.served_model_name}
     include_ledger = body.include_ledger is True
     if body.stream:
-        envelope = ChunkEnvelope({**fields, "object": "chat.completion.chunk"}, include_usage=body.include_usage)
+        usage_so_far = (lambda: session.usage) if body.continuous_usage else None
+        envelope = ChunkEnvelope(
+            {**fields, "object": "chat.completion.chunk"}, include_usage=body.include_usage, usage_so_far=usage_so_far
+        )
         chunks = ChatChunks(envelope, include_ledger=include_ledger)
         return await event_stream(request, stream_frames(session, chunks, include_usage=body.include_usage))
     answers = await unless_disconnected(request.receive, session.collect())
@@ -35,7 +40,7 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
         {
             "index": index,
             "message": _message(answer),
-            "logprobs": None,
+            "logprobs": logprobs_body(answer.logprobs) if body.logprobs else None,
             **ending(answer.last, include_ledger=include_ledger),
         }
         for index, answer in enumerate(answers)
@@ -45,7 +50,22 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
 
 
 def _message(answer: ChatAnswer) -> dict[str, object]:
-    return {"role": "assistant", "content": answer.content, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+def _call_body(call: ToolCallDelta) -> dict[str, object]:
+    if call.id is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
 class ChatChunks:
@@ -60,10 +80,20 @@ class ChatChunks:
         return self._envelope.wrap(b'[{"index":%d,"delta":%b,"logprobs":null,"finish_reason":null}]' % (index, delta))
 
     def more(self, index: int, delta: ChatDelta) -> bytes | None:
-        if delta.is_empty:
-            return None
-        choices = b'[{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}]'
-        return self._envelope.wrap(choices % (index, orjson.dumps(delta.content)))
+        """A chunk for what is thought, one for what is said, and one for each piece of a call."""
+        frames = b""
+        if delta.reasoning:
+            frames += self._chunk(index, b'"reasoning_content":%b' % orjson.dumps(delta.reasoning))
+        if delta.content or delta.logprobs:
+            logprobs = orjson.dumps(logprobs_body(delta.logprobs)) if delta.logprobs else b"null"
+            frames += self._chunk(index, b'"content":%b' % orjson.dumps(delta.content), logprobs)
+        for call in delta.tool_calls:
+            frames += self._chunk(index, b'"tool_calls":[%b]' % orjson.dumps(_call_body(call)))
+        return frames or None
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes = b"null") -> bytes:
+        choices = b'[{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}]' % (index, delta, logprobs)
+        return self._envelope.wrap(choices)
 
     def final(self, index: int, delta: ChatDelta) -> bytes | None:
         if delta.last is None:

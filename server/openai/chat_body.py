@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PlainValidator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
-from server.openai.body import Body, NeutralValues
-from server.openai.generation_body import MAX_INT32, NEUTRAL_SAMPLING, GenerationBody
+from server.openai.body import NeutralValues
+from server.openai.chat_message import ChatMessage, read_message
+from server.openai.chat_tools import MAX_TOOLS, NamedTool, ToolChoice, ToolDefinition, read_tool_choice
+from server.openai.generation_body import MAX_INT32, MAX_LOGPROBS, NEUTRAL_SAMPLING, GenerationBody
 
-
-def _read_content(value: object) -> str:
-    """Text of a message: a string, or the joined text of its parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(kind, str):
-            raise ValueError('a content part is an object like {"type": "text", "text": "..."}')
-        if kind != "text":
-            raise ValueError(f"unsupported content part type {kind[:40]!r}: this server reads text only")
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-            raise ValueError('a text part has the fields "type" and "text" and no other, and its text is a string')
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-class ChatMessage(Body):
-    """One message; ``content`` is its text."""
-
-    NEUTRAL: ClassVar[NeutralValues] = {
-        "refusal": (),
-        "tool_calls": ([],),
-        "function_call": (),
-        "audio": (),
-        "annotations": ([],),
-        "reasoning_content": ("",),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(_read_content)]
-    name: str | None = None
-
-    def template_fields(self) -> dict[str, str]:
-        """The message as a chat template reads it."""
-        fields = {"role": self.role, "content": self.content}
-        return fields if self.name is None else fields | {"name": self.name}
+TOOL_CHARACTERS = 500  # of a tool's definition, about
 
 
 class ChatBody(GenerationBody):
@@ -56,17 +19,12 @@ class ChatBody(GenerationBody):
 
     NEUTRAL: ClassVar[NeutralValues] = NEUTRAL_SAMPLING | {
         "best_of": (),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
+        "documents": ([],),
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
-        "reasoning_effort": ("none",),
         "verbosity": ("medium",),
         "service_tier": ("auto", "default"),
         "store": (False,),
@@ -74,11 +32,93 @@ class ChatBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[Annotated[ChatMessage, PlainValidator(read_message)]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: list[ToolDefinition] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: Annotated[ToolChoice | None, PlainValidator(read_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(default=None, min_length=1, max_length=40)
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top_logprobs_need_logprobs(cls, num_top: int | None, info: ValidationInfo) -> int | None:
+        if num_top and not info.data.get("logprobs", True):
+            raise ValueError("allowed only with logprobs: true")
+        return num_top
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_have_names_of_their_own(cls, tools: list[ToolDefinition] | None) -> list[ToolDefinition] | None:
+        names = [tool.function.name for tool in tools or ()]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tools are named {name!r}")
+        return tools
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _choice_is_among_tools(cls, choice: ToolChoice | None, info: ValidationInfo) -> ToolChoice | None:
+        tools = info.data.get("tools") or ()
+        if choice == "required" and not tools:
+            raise ValueError("needs tools")
+        if isinstance(choice, NamedTool) and choice.name not in {tool.function.name for tool in tools}:
+            raise ValueError(f"no tool is named {choice.name[:64]!r}")
+        return choice
+
+    @field_validator("add_generation_prompt")
+    @classmethod
+    def _prompts_or_continues(cls, prompts: bool | None, info: ValidationInfo) -> bool | None:
+        if prompts and info.data.get("continue_final_message"):
+            raise ValueError("not allowed with continue_final_message: true")
+        return prompts
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _continues_the_assistant(cls, continues: bool | None, info: ValidationInfo) -> bool | None:
+        messages = info.data.get("messages")
+        if continues and messages and (messages[-1].role != "assistant" or not messages[-1].content):
+            raise ValueError("the final message must be the assistant's, with text")
+        return continues
+
+    @property
+    def num_characters(self) -> int:
+        """About how much text the prompt is made of; more where a client's template makes it, which takes any time."""
+        if self.chat_template is not None:
+            return MAX_INT32
+        return sum(message.num_characters for message in self.messages) + len(self.offered_tools) * TOOL_CHARACTERS
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered_tools(self) -> list[ToolDefinition]:
+        """Tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the final message."""
+        return self.continue_final_message is True
+
+    @property
+    def begins_answer(self) -> bool:
+        """Whether the template opens the assistant's turn."""
+        return self.add_generation_prompt is not False and not self.continues

@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 
-from engine.messages import EngineReady, Ledger
+from engine.messages import Ledger
 from scheduler.request import FinishReason
-from server.errors import bad_request
 from server.generation import TextDelta
 from server.generation_group import GenerationGroup, Usage
 from server.openai.chat_body import ChatBody
+from server.openai.chat_parsing import choose_parsing
+from server.openai.chat_prompt import opens_reasoning, prompt_text, require_template
+from server.openai.content_logprobs import ContentLogprobs
 from server.openai.submission import (
     Submission,
     check_num_samples,
@@ -31,9 +33,9 @@ from server.openai.submission import (
 )
 from server.request_id import RequestId
 from server.state import ServerState
-from server.text.chat_template import ChatTemplate
-from server.text.tokenizer import Tokenizer
+from server.text.message_parser import MessageParser
 from server.text.tool_calls.call import ToolCall, ToolCallDelta
+from server.token_logprob import TokenLogprob
 
 TOOL_CALLS = "tool_calls"
 
@@ -51,7 +53,8 @@ class ChatEnding:
 class ChatDelta:
     """More of one choice, perhaps nothing; ``last`` only on its last. ``queue_position`` comes alone, before all else.
 
-    ``content`` and ``reasoning`` are texts to append.
+    ``content`` and ``reasoning`` are texts to append. ``logprobs`` are those of tokens of the content, where the
+    request asked for them.
     """
 
     content: str = ""
@@ -59,10 +62,11 @@ class ChatDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     last: ChatEnding | None = None
     queue_position: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not (self.content or self.reasoning or self.tool_calls)
+        return not (self.content or self.reasoning or self.tool_calls or self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class ChatAnswer:
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]
     last: ChatEnding
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def finish_reason(self) -> str:
@@ -82,38 +87,99 @@ class ChatAnswer:
 class ChatSession:
     """``n`` choices, each an assistant's next message. ``created`` is in seconds since 1970."""
 
-    def __init__(self, request_id: RequestId, group: GenerationGroup) -> None:
+    def __init__(self, request_id: RequestId, group: GenerationGroup, choices: list[_Choice] | None) -> None:
         self.request_id = request_id.own
         self.created = int(time.time())
         self._group = group
+        self._choices = choices  # None: all text is content
 
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        return self._group.usage
+        usage = self._group.usage
+        if self._choices is None or not any(choice.tells_reasoning for choice in self._choices):
+            return usage
+        return replace(usage, reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices))
 
     async def stream(self) -> AsyncGenerator[tuple[int, ChatDelta]]:
         """(index of the choice, delta) as they come; the first failure ends all. Close it to abort what still runs."""
         async with contextlib.aclosing(self._group.stream()) as deltas:
             async for index, delta in deltas:
-                yield index, _chat_delta(delta)
+                if self._choices is None or delta.queue_position is not None:
+                    yield index, _content_delta(delta)
+                else:
+                    yield index, self._choices[index].read(delta, self._group.num_completion_tokens(index))
 
     async def collect(self) -> list[ChatAnswer]:
         """The whole choices."""
-        return [
-            ChatAnswer(answer.text, None, (), _ending(answer, answer.finish_reason))
-            for answer in await self._group.collect()
-            if answer.finish_reason is not None
-        ]
+        drafts: dict[int, _Draft] = {}
+        async with contextlib.aclosing(self.stream()) as deltas:
+            async for index, delta in deltas:
+                drafts.setdefault(index, _Draft()).add(delta)
+        return [drafts[index].answer() for index in sorted(drafts)]
 
 
-def _chat_delta(delta: TextDelta) -> ChatDelta:
-    last = None if delta.finish_reason is None else _ending(delta, delta.finish_reason)
-    return ChatDelta(delta.text, last=last, queue_position=delta.queue_position)
+class _Choice:
+    """One choice on its way from text to a message."""
+
+    def __init__(self, parser: MessageParser, *, tells_reasoning: bool) -> None:
+        self.tells_reasoning = tells_reasoning
+        self.num_reasoning_tokens = 0
+        self._parser = parser
+        self._logprobs = ContentLogprobs()
+
+    def read(self, delta: TextDelta, num_tokens: int) -> ChatDelta:
+        """The part of the message that ``delta`` brings; ``num_tokens`` are those of the choice so far."""
+        parser = self._parser
+        was_reasoning = parser.is_reasoning
+        message = parser.feed(delta.text)
+        if was_reasoning or parser.is_reasoning:
+            self.num_reasoning_tokens = num_tokens
+        content, reasoning, calls, spans = message.content, message.reasoning, message.tool_calls, message.spans
+        last = None
+        if delta.finish_reason is not None:
+            rest = parser.finish(is_cut=delta.finish_reason is FinishReason.LENGTH)
+            content, reasoning = content + rest.content, reasoning + rest.reasoning
+            calls, spans = calls + rest.tool_calls, spans + rest.spans
+            has_called = parser.num_calls > 0 and delta.finish_reason is FinishReason.STOP
+            last = ChatEnding(TOOL_CALLS if has_called else delta.finish_reason, delta.stop_reason, delta.ledger)
+        return ChatDelta(content, reasoning, calls, last, logprobs=self._logprobs.feed(delta.logprobs, spans))
 
 
-def _ending(last: TextDelta, finish_reason: FinishReason | None) -> ChatEnding:
-    return ChatEnding(str(finish_reason), last.stop_reason, last.ledger)
+def _content_delta(delta: TextDelta) -> ChatDelta:
+    last = None
+    if delta.finish_reason is not None:
+        last = ChatEnding(delta.finish_reason, delta.stop_reason, delta.ledger)
+    return ChatDelta(delta.text, "", (), last, delta.queue_position, delta.logprobs)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A choice as far as it has come."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: ChatEnding | None = None
+
+    def add(self, delta: ChatDelta) -> None:
+        self.content.append(delta.content)
+        self.reasoning.append(delta.reasoning)
+        self.logprobs += delta.logprobs
+        self.last = delta.last
+        for call in delta.tool_calls:
+            if call.id is not None and call.name is not None:
+                self.calls.append((call.id, call.name, []))
+            self.calls[call.index][2].append(call.arguments)
+
+    def answer(self) -> ChatAnswer:
+        if self.last is None:
+            raise AssertionError("a stream ended without its last delta")
+        calls = tuple(ToolCall(id_, name, "".join(arguments)) for id_, name, arguments in self.calls)
+        content, reasoning = "".join(self.content), "".join(self.reasoning)
+        shown = None if calls and not content else content
+        return ChatAnswer(shown, reasoning or None, calls, self.last, tuple(self.logprobs))
 
 
 async def open_chat(state: ServerState, request: Request, body: ChatBody, request_id: RequestId) -> ChatSession:
@@ -125,11 +191,19 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
     ready, tokenizer = state.require_ready()
     state.require_model(body.model)
     check_priority(body, state)
-    template = require_template(state)
+    template = require_template(state, body)
+    parsing = choose_parsing(state, body, template, tokenizer)
     check_token_ids(body, ready)
     check_num_samples(body, ready, 1)
-    num_characters = sum(len(message.content) for message in body.messages)
-    token_ids = await encode(lambda: _prompt_ids(body, template, tokenizer, ready), num_characters, "messages")
+    text = ""
+
+    def prompt_ids() -> list[int]:
+        nonlocal text
+        text = prompt_text(body, template, tokenizer)
+        check_text_fits(text, tokenizer, ready, "messages")  # not before: a template may cut what it is given
+        return tokenizer.encode_chat(text)
+
+    token_ids = await encode(prompt_ids, body.num_characters, "messages")
     max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
     authorization = request.headers.get("authorization")
     group = Submission(
@@ -141,31 +215,12 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
         salt=state.api_keys.salt(authorization, body.cache_salt),
         tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
+        shown_token_ids=parsing.shown_token_ids(tokenizer),
     ).prepare([(token_ids, max_tokens)])
-    return ChatSession(request_id, group)
-
-
-def require_template(state: ServerState) -> ChatTemplate:
-    """ApiError 400 for a model without one."""
-    if state.chat_template is None:
-        message = (
-            f"the model {state.served_model_name!r} has no chat template: start the server with --chat-template FILE "
-            "(or --chat-template plain-transcript for a base model), or use /v1/completions"
-        )
-        raise bad_request(message, code="chat_template_missing")
-    return state.chat_template
-
-
-def _prompt_ids(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer, ready: EngineReady) -> list[int]:
-    text = prompt_text(body, template, tokenizer)
-    check_text_fits(text, tokenizer, ready, "messages")  # not before: a template may cut what it is given
-    return tokenizer.encode_chat(text)
-
-
-def prompt_text(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> str:
-    """The conversation as the model reads it. TextError where the template refuses it."""
-    messages = [message.template_fields() for message in body.messages]
-    if "developer" not in template.source:
-        # The newer name of the system role, which most templates have never heard of.
-        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
-    return template.render(messages, special_tokens=tokenizer.special_tokens)
+    choices = None
+    if parsing.is_needed:
+        is_open = parsing.tags is not None and opens_reasoning(body, text, parsing.tags)
+        tells_reasoning = parsing.tags is not None
+        parsers = [parsing.new_parser(is_open=is_open) for _ in range(body.num_choices)]
+        choices = [_Choice(parser, tells_reasoning=tells_reasoning) for parser in parsers]
+    return ChatSession(request_id, group, choices)

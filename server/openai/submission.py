@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -119,6 +119,7 @@ class Submission:
     """What all sequences of one API request share. ``salt`` is the request's own and its API key's, together.
 
     ``tenant`` is whose share of the server it counts towards; ``arrived`` is on the clock of ``time.monotonic``.
+    ``shown_token_ids`` become text though they are special.
     """
 
     state: ServerState
@@ -129,6 +130,7 @@ class Submission:
     salt: str
     tenant: str
     arrived: float
+    shown_token_ids: frozenset[int] = frozenset()
 
     def prepare(self, prompts: Sequence[tuple[list[int], int]]) -> GenerationGroup:
         """The samples of each (prompt token ids, max_tokens); ApiError 400 for more min_tokens than those."""
@@ -172,7 +174,7 @@ class Submission:
             num_top=self.body.num_logprobs,
             tells_logprobs=self.body.num_prompt_logprobs is not None,
         )
-        rules = self.body.text_rules(self.stops)
+        rules = replace(self.body.text_rules(self.stops), shown_token_ids=self.shown_token_ids)
         begun = asyncio.Event()
         sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]
         generations = [

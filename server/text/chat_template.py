@@ -5,14 +5,16 @@ the names such templates rely on (``raise_exception``, ``strftime_now``, ``tojso
 blocks). Knows nothing of HTTP or token ids; message contents are plain strings by the time they get here.
 
 Bounds: the size of a template, of a rendered prompt, and of all ``range()`` calls and repetitions of one rendering, so
-that a careless template fails instead of filling the memory. They do not make a malicious template safe.
+that a careless template fails instead of filling the memory; its steps, which are the rounds of its loops and its
+calls, and their time, so that it ends. They do not make a malicious template safe.
 """
 
 from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,16 @@ from server.text.errors import ChatTemplateError
 MAX_TEMPLATE_CHARACTERS: Final = 1 << 20
 MAX_PROMPT_CHARACTERS: Final = 16 << 20
 MAX_RANGE_ITEMS: Final = 100_000
+MAX_STEPS: Final = 2_000_000  # of one rendering
+MAX_SECONDS: Final = 5.0  # of one rendering on a processor
+STEPS_BETWEEN_LOOKS: Final = 64  # at the clock
+
+OWN_VARIABLES: Final = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "range", "raise_exception", "strftime_now"}
+)
+"""Names that a rendering sets, whatever variables it is given."""
+
+_BUDGET: Final = "budget of this rendering"  # no name that a template could write
 
 PLAIN_TRANSCRIPT: Final = (Path(__file__).parent / "plain_transcript.jinja").read_text(encoding="utf-8")
 """A template for base models, which have none of their own."""
@@ -48,8 +60,41 @@ class _GenerationBlocks(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Budget:
+    """What one rendering may still do."""
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._deadline = time.thread_time() + MAX_SECONDS
+        self._range_items = MAX_RANGE_ITEMS
+
+    def spend_step(self) -> None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise ChatTemplateError(f"The chat template takes more than {MAX_STEPS} steps.")
+        if self._steps % STEPS_BETWEEN_LOOKS == 0 and time.thread_time() > self._deadline:
+            raise ChatTemplateError(f"The chat template takes more than {MAX_SECONDS:g} seconds.")
+
+    def range(self, *arguments: int) -> range:
+        """A ``range`` whose calls share one budget of items."""
+        numbers = range(*arguments)
+        self._range_items -= len(numbers)
+        if self._range_items < 0:
+            raise ChatTemplateError(f"The chat template loops over more than {MAX_RANGE_ITEMS} numbers.")
+        return numbers
+
+
+@jinja2.pass_context
+def _counted(context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterator[Any]:
+    """The items of a loop, each of which is a step."""
+    budget: _Budget = context.parent[_BUDGET]
+    for item in items:
+        budget.spend_step()
+        yield item
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with bounds on what one multiplication may make."""
+    """Jinja's immutable sandbox, with bounds on what one multiplication may make, and with its steps counted."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -60,6 +105,17 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if isinstance(repeated, str | list | tuple) and len(repeated) * times > MAX_PROMPT_CHARACTERS:
                 raise ChatTemplateError(f"The chat template makes a text of over {MAX_PROMPT_CHARACTERS} characters.")
         return operator.mul(left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        __context.parent[_BUDGET].spend_step()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(jinja2.nodes.For):
+            loop.iter = jinja2.nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        template.set_environment(self)
+        return template
 
 
 def _raise_exception(message: object) -> None:
@@ -85,27 +141,12 @@ def _environment() -> jinja2.Environment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlocks]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters.update(tojson=_tojson, counted=_counted)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment
 
 
 _ENVIRONMENT: Final = _environment()
-
-
-def _bounded_range() -> Callable[..., range]:
-    """A ``range`` whose calls share one budget of items."""
-    left = MAX_RANGE_ITEMS
-
-    def bounded(*arguments: int) -> range:
-        nonlocal left
-        numbers = range(*arguments)
-        left -= len(numbers)
-        if left < 0:
-            raise ChatTemplateError(f"The chat template loops over more than {MAX_RANGE_ITEMS} numbers.")
-        return numbers
-
-    return bounded
 
 
 class ChatTemplate:
@@ -146,6 +187,7 @@ class ChatTemplate:
         clients send them as ``chat_template_kwargs``) and give way to the others. Raises ChatTemplateError, with the
         template's own words where the template refused the conversation.
         """
+        budget = _Budget()
         context: dict[str, Any] = {
             **(variables or {}),
             **special_tokens,
@@ -153,7 +195,8 @@ class ChatTemplate:
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            "range": _bounded_range(),
+            "range": budget.range,
+            _BUDGET: budget,
         }
         parts: list[str] = []
         length = 0

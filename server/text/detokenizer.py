@@ -11,7 +11,7 @@ The first delta keeps its leading space: generated text continues a prompt. `Tok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 
@@ -26,11 +26,14 @@ class TokenBytes(Protocol):
 
 
 class Detokenizer:
-    """The text of one generated sequence, as it grows."""
+    """The text of one generated sequence, as it grows. ``shown_token_ids`` are not skipped, special or not."""
 
-    def __init__(self, vocabulary: TokenBytes, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, vocabulary: TokenBytes, *, skip_special_tokens: bool = True, shown_token_ids: Collection[int] = ()
+    ) -> None:
         self._vocabulary = vocabulary
         self._skip_special_tokens = skip_special_tokens
+        self._shown_token_ids = shown_token_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_between_characters = True
 
@@ -47,10 +50,14 @@ class Detokenizer:
         vocabulary = self._vocabulary
         if len(token_ids) == 1 and not vocabulary.is_special(token_ids[0]):
             return vocabulary.token_bytes(token_ids[0])
-        return b"".join(
-            vocabulary.token_bytes(token_id)
-            for token_id in token_ids
-            if not (self._skip_special_tokens and vocabulary.is_special(token_id))
+        return b"".join(vocabulary.token_bytes(token_id) for token_id in token_ids if not self.hides(token_id))
+
+    def hides(self, token_id: int) -> bool:
+        """Whether the token is a control token that adds nothing to the text."""
+        return (
+            self._skip_special_tokens
+            and self._vocabulary.is_special(token_id)
+            and token_id not in self._shown_token_ids
         )
 
     @property

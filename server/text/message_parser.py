@@ -36,6 +36,11 @@ class MessageParser:
         """Calls told so far."""
         return self._tool_calls.num_calls if self._tool_calls is not None else 0
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is still reasoning, as far as is known."""
+        return self._reasoning is not None and self._reasoning.is_reasoning
+
     def feed(self, text: str) -> MessageDelta:
         """What ``text`` brings."""
         split = SplitText("", text) if self._reasoning is None else self._reasoning.feed(text)

@@ -64,6 +64,11 @@ class ReasoningSplitter:
         self._held: list[str] = []
         self._matched = 0  # characters of a tag, at the end of what is held
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is still reasoning, as far as is known."""
+        return self._place in (_Place.REASONING_START, _Place.REASONING)
+
     def feed(self, text: str) -> SplitText:
         """What ``text`` brings."""
         if self._is_answering():

@@ -110,6 +110,11 @@ class Tokenizer:
         """The token as its vocabulary writes it, spaces and bytes in disguise; None for an id that has no token."""
         return self._vocabulary.token_text(token_id)
 
+    def token_id(self, spelling: str) -> int | None:
+        """The token that the vocabulary writes like this, if there is one."""
+        token_id: int | None = self._vocabulary.backend.token_to_id(spelling)
+        return token_id
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model rather than standing for text."""
         return token_id in self._vocabulary.special_ids

@@ -14,7 +14,7 @@ from engine.messages import EngineReady
 from server.errors import bad_request
 from server.openai.body import parse_body
 from server.openai.chat_body import ChatBody
-from server.openai.chat_session import prompt_text, require_template
+from server.openai.chat_prompt import prompt_text, require_template
 from server.state import ServerState
 from server.text.errors import TextError
 from server.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def _token_ids(state: ServerState, tokenizer: Tokenizer, body: TokenizeBody) -> 
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     chat = parse_body(ChatBody, orjson.dumps(body.chat_fields(state.served_model_name)))
-    text = prompt_text(chat, require_template(state), tokenizer)
+    text = prompt_text(chat, require_template(state, chat), tokenizer)
     if body.add_special_tokens is None:
         return tokenizer.encode_chat(text)
     return tokenizer.encode(text, add_special_tokens=body.add_special_tokens)

@@ -145,13 +145,12 @@ async def test_a21_prompt_logprobs_do_not_stream(api, engine) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 21),
         ("echo", True),
         ("prompt_logprobs", 1),
-        ("tools", "x"),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
+        ("documents", [{"text": "x"}]),
+        ("chat_template", "{{ messages }}"),
         ("response_format", {"type": "sound"}),
         ("structured_outputs", 3),
         ("store", True),

@@ -175,3 +175,40 @@ def test_tool_requests_use_the_tool_template_if_there_is_one() -> None:
 def test_templates_without_a_default_are_refused() -> None:
     with pytest.raises(ChatTemplateError, match='named "default"'):
         ChatTemplates({"rag": ChatTemplate("r")})
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{% for a in m %}{% for b in m %}{% for c in m %}{% for d in m %}" + "{% endfor %}" * 4,
+        "{% for x in [m, m, m] recursive %}{% if x %}{{ loop([m] * 100) }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_run_for_hours_ends(bomb: str) -> None:
+    source = "{% set m = range(100) | list %}" + bomb
+    with pytest.raises(ChatTemplateError, match=r"steps|failed"):
+        render(source, USER)
+
+
+def test_a_template_whose_steps_take_long_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.text.chat_template.MAX_SECONDS", 0.05)
+    with pytest.raises(ChatTemplateError, match=r"more than 0.05 seconds"):
+        render("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}", USER)
+
+
+def test_counted_loops_are_loops_like_any_other() -> None:
+    source = (
+        "{% for x in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last else ',' }}"
+        "{{ loop.previtem.content if loop.previtem }}{{ loop.nextitem.content if loop.nextitem }}{% endfor %}"
+        "{% for x in [] %}{% else %}none{% endfor %}{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
+        "{% for x in messages if x.content == 'Hi' %}{{ loop.length }}{% endfor %}"
+        "{% for x in [[1, [2]], [3]] recursive %}{% if x is iterable %}{{ loop(x) }}{% else %}{{ x }}{% endif %}"
+        "{% endfor %}"
+    )
+    assert render(source, USER, {"role": "user", "content": "Ho"}) == "1/2,Ho2/2.Hinonea11123"
+
+
+def test_each_rendering_has_steps_of_its_own() -> None:
+    template = ChatTemplate("{% for a in m %}{% for b in m %}{% endfor %}{% endfor %}ok")
+    for _ in range(3):
+        assert template.render([USER], special_tokens={}, variables={"m": list(range(1000))}) == "ok"
