@@ -7,11 +7,15 @@ Rows of normally distributed logits; every row of a batch has the same parameter
 a few lines of torch do: softmax, sort, cumulative sum, draw, for the whole batch at once; *rule in torch* is the
 engine's own sampler where the native library is missing. All are timed in turn, repeat by repeat, so that other work
 on the machine meets them alike; medians, and the least of all repeats in brackets.
+
+A second table has what it costs to edit the logits before that: *tell* is the host's work for each sequence, its last
+token counted and its next edit made; *apply* is what the runner does with them.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -19,9 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from benchmarks.machine import Conditions
+from engine.block_tables import Array
+from engine.edited_logits import EditedLogits
+from engine.logit_edits import LogitEditor, TokenConstraint
 from engine.sampler import Sampler, uniform_draw
 from engine.sampling_params import SamplingParams
 from kernels.cpu.library import NativeLibrary
@@ -34,6 +42,41 @@ CASES = {
     "top-p 0.9": SamplingParams(max_tokens=1, temperature=TEMPERATURE, top_p=0.9),
     "min-p 0.05": SamplingParams(max_tokens=1, temperature=TEMPERATURE, min_p=0.05),
 }
+
+
+@dataclass(frozen=True)
+class EditCase:
+    """Sequences whose prompts and outputs have so many tokens, drawn at random."""
+
+    params: SamplingParams
+    prompt: int = 1000
+    output: int = 500
+    is_masked: bool = False
+
+
+PENALTIES = SamplingParams(max_tokens=1, frequency_penalty=0.5, presence_penalty=0.5)
+ALL_PENALTIES = SamplingParams(
+    max_tokens=1, repetition_penalty=1.1, frequency_penalty=0.5, logit_bias=dict.fromkeys(range(250), 1.0)
+)
+EDITS = {
+    "two penalties, 500 tokens of output": EditCase(PENALTIES),
+    "all penalties, 1,000 of prompt, 250 biases": EditCase(ALL_PENALTIES),
+    "all penalties, 8,000 of prompt, 250 biases": EditCase(ALL_PENALTIES, prompt=8000),
+    "a grammar's mask": EditCase(SamplingParams(max_tokens=1), is_masked=True),
+}
+
+
+class HalfAllowed:
+    """A constraint that allows every other token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = np.full(-(-vocab_size // 32), 0x55555555, dtype=np.int32)
+
+    def allowed(self) -> Array:
+        return self._words
+
+    def accept(self, token_id: int) -> None:
+        """Nothing depends on it."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +126,41 @@ def measure(logits: torch.Tensor, params: SamplingParams, repeats: int) -> dict[
     return found
 
 
+def measure_edits(logits: torch.Tensor, case: EditCase, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each repeat, by part; the logits change."""
+    vocab_size, source = logits.shape[1], random.Random(0)
+    constraint: TokenConstraint | None = HalfAllowed(vocab_size) if case.is_masked else None
+    editors = []
+    for _ in logits:
+        prompt = [source.randrange(vocab_size) for _ in range(case.prompt)]
+        editors.append(LogitEditor(case.params, prompt, (), vocab_size, constraint))
+        for _ in range(case.output):
+            editors[-1].accept(source.randrange(vocab_size))
+    found: dict[str, list[float]] = {"tell": [], "apply": []}
+    for repeat in range(-1, repeats):  # the first warms up
+        tokens = [source.randrange(vocab_size) for _ in editors]
+        started = time.perf_counter()
+        for editor, token_id in zip(editors, tokens, strict=True):
+            editor.accept(token_id)
+        told = [(row, editor.edit(case.output + 1)) for row, editor in enumerate(editors)]
+        middle = time.perf_counter()
+        edits = {row: edit for row, edit in told if edit is not None}
+        EditedLogits.of(edits, vocab_size, lambda size: torch.empty(size, dtype=torch.int64)).apply(logits)
+        if repeat >= 0:
+            found["tell"].append(1e3 * (middle - started))
+            found["apply"].append(1e3 * (time.perf_counter() - middle))
+    return found
+
+
+def edit_table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [f"| edits | batch | {' | '.join(rows[0].milliseconds)} |", "|---" * (2 + len(rows[0].milliseconds)) + "|"]
+    for row in rows:
+        cells = [f"{statistics.median(times):.2f} ({min(times):.2f})" for times in row.milliseconds.values()]
+        lines.append(f"| {row.case} | {row.batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown; the last column is the share of *sort* that the native kernel takes, least by least."""
     names = list(rows[0].milliseconds)
@@ -112,9 +190,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for case, params in CASES.items()
         for batch in batches
     ]
+    edited = [
+        Row(name, batch, measure_edits(logits[:batch].clone(), edits, arguments.repeats))
+        for name, edits in EDITS.items()
+        for batch in batches
+    ]
     print(
         f"\nms, median (least) of {arguments.repeats}; {arguments.threads} threads; {arguments.vocab_size:,} tokens, "
-        f"normal with a standard deviation of {arguments.spread:g}; temperature {TEMPERATURE:g}\n\n{table(rows)}"
+        f"normal with a standard deviation of {arguments.spread:g}; temperature {TEMPERATURE:g}\n\n{table(rows)}\n\n"
+        f"{edit_table(edited)}"
     )
     return 0
 

@@ -122,9 +122,13 @@ class DeviceRunner:
         self._places = {name: place for place, (_, name) in enumerate(drawing)}
         return self._take_out(tuple(self._places), logits, tuple(params), start)
 
-    def run_null(self, shape: StepShape) -> None:
-        """Run a step of this shape that reads and writes no page, at the model's full length."""
-        self._compute(self._fill_null(shape))
+    def run_null(self, shape: StepShape, *, keeps_raw: bool = False) -> None:
+        """Run a step of this shape that reads and writes no page, at the model's full length.
+
+        ``keeps_raw``: it also takes the memory of raw logits beside edited ones.
+        """
+        no_edits = EditedLogits.of({}, self._model.vocab_size, lambda size: torch.empty(size, dtype=torch.int64))
+        self._compute(self._fill_null(shape), no_edits, keeps_raw=keeps_raw)
 
     def record_graphs(self, recorder: GraphRecorder, sizes: tuple[int, ...]) -> None:
         """Record steps of these many decodes. Their logits have memory of their own, as large as the largest needs."""

@@ -107,7 +107,7 @@ class DeviceSetup:
                 self._reader,
                 self._config.gpu_memory_utilization,
                 model.weight_bytes(),
-                largest_step=partial(runner.run_null, self.largest),
+                largest_step=partial(runner.run_null, self.largest, keeps_raw=True),
                 largest_decode=partial(runner.run_null, StepShape(num_seqs, num_seqs, num_seqs)),
                 num_graphs=len(self._graph_sizes()),
                 logits_bytes=num_seqs * model.spec.vocab_size * torch.float32.itemsize,

@@ -168,4 +168,4 @@ def _any_allowed(words: Array, forbidden: Array) -> bool:
         words = words.copy()
         within = forbidden[forbidden < 32 * len(words)]
         np.bitwise_and.at(words.view(np.uint32), within // 32, ~(np.uint32(1) << (within % 32).astype(np.uint32)))
-    return bool(words.any())
+    return bool(np.ascontiguousarray(words).view(np.bool_).any())  # by bytes it ends at the first

@@ -69,7 +69,16 @@ class StepPlanner:
         threshold = self._config.long_prefill_threshold
         needs = [request.num_tokens_to_schedule for request in self.running]
         long_runs = max(needs, default=0) > threshold
-        budget = StepBudget(self._config.max_num_batched_tokens, needs.count(1), threshold, long_runs=long_runs)
+        stream_waits = step_is_under_way and any(
+            need == 0 and not request.draws_ahead for request, need in zip(self.running, needs, strict=True)
+        )
+        budget = StepBudget(
+            self._config.max_num_batched_tokens,
+            needs.count(1),
+            threshold,
+            long_runs=long_runs,
+            stream_waits=stream_waits,
+        )
         plan: dict[Request, int] = {}
         preempted = False
         blocks, reserving = self._blocks, self.running.reserving

@@ -14,13 +14,22 @@ class StepBudget:
     """The tokens of one step, handed out by `decode`, `prefill` and `left_over` and, last, `prefill` once more.
 
     ``long_runs``: a running prompt is long, so the long ones' part is kept from those that are served before it.
+    ``stream_waits``: somebody streams who takes part in every other step only (see `Request.draws_ahead`).
     """
 
-    def __init__(self, num_tokens: int, num_decodes: int, long_prefill_threshold: int, *, long_runs: bool) -> None:
-        self._num_decodes = min(num_decodes, num_tokens)
-        self._decodes_left = self._num_decodes
+    def __init__(
+        self,
+        num_tokens: int,
+        num_decodes: int,
+        long_prefill_threshold: int,
+        *,
+        long_runs: bool,
+        stream_waits: bool = False,
+    ) -> None:
+        self._decodes_left = min(num_decodes, num_tokens)
+        self._somebody_streams = num_decodes > 0 or stream_waits
         self._threshold = long_prefill_threshold
-        self.prefill_left = num_tokens - self._num_decodes
+        self.prefill_left = num_tokens - self._decodes_left
         self._long_left = min(long_prefill_threshold, self.prefill_left)
         self._kept = self._long_left if long_runs else 0
 
@@ -45,7 +54,7 @@ class StepBudget:
     @property
     def has_left_over(self) -> bool:
         """Whether nobody streams and not all tokens are spent."""
-        return not self._num_decodes and self.prefill_left > 0
+        return not self._somebody_streams and self.prefill_left > 0
 
     def open_to_long(self) -> None:
         """What is still left over when every prompt has been served is for long ones that are to start."""

@@ -21,4 +21,9 @@ def test_what_is_compared_with_draws_the_same_tokens(case: str) -> None:
 def test_a_line_for_every_case_and_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert sampler.main(["--vocab-size", "300", "--batches", "1,2", "--repeats", "1"]) == 0
     lines = [line.split(" | ")[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert lines[1:] == [[f"| {case}", str(batch)] for case in sampler.CASES for batch in (1, 2)]
+    expected = [
+        [f"| {case}", batch]
+        for head, cases in (("parameters", sampler.CASES), ("edits", sampler.EDITS))
+        for case, batch in [(head, "batch"), *((case, batch) for case in cases for batch in ("1", "2"))]
+    ]
+    assert lines == expected

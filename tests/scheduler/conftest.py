@@ -307,6 +307,7 @@ class Simulation:
         assert [*share.token_ids[: share.num_tokens - share.num_drafts]] in (known, [*known, PLACEHOLDER])
         assert not share.num_drafts or (share.samples and len(known) == len(share.sequence_ids) == 1)
         if end_known - share.num_computed_tokens > len(known):
+            assert request.draws_ahead, "a draw depends on a token that is not known"
             assert earlier[-1].samples, "the token before it is drawn by nobody"
         assert end <= request.longest
         assert share.samples == (end_known == expected and request.max_tokens > 0)

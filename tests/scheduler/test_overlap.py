@@ -50,6 +50,46 @@ def test_no_step_is_planned_beyond_the_last_token_a_request_may_have(simulate: t
     assert sim.reasons == {"a": FinishReason.LENGTH}
 
 
+def test_who_does_not_draw_ahead_takes_part_in_every_other_step_and_the_others_in_all(
+    simulate: type[Simulation],
+) -> None:
+    sim = simulate(num_pages=8, depth=1, budget=16, long_prefill_token_threshold=16)
+    sim.add("waits", 20, 3, draws_ahead=False)
+    sim.add("goes on", 4, 6)
+    steps = []
+    while sim.scheduler.has_work:
+        steps.append({share.request_id: share.token_ids for share in sim.step().requests})
+    sim.run()
+    names = [sorted(step) for step in steps]
+    assert names[:2] == [["waits"], ["goes on", "waits"]], "chunks of a prompt are planned ahead"
+    assert names[2:6] == [["goes on"], ["goes on", "waits"]] * 2
+    assert all(PLACEHOLDER not in step.get("waits", []) for step in steps)
+    assert steps[2]["goes on"] == [PLACEHOLDER]
+    assert [len(sim.outputs[name]) for name in ("waits", "goes on")] == [3, 6]
+
+
+def test_alone_it_is_planned_when_its_token_is_known(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=8, depth=2, budget=64)
+    sim.add("a", 20, 3, draws_ahead=False, num_samples=2)
+    assert sim.schedule()
+    assert not sim.schedule()
+    sim.finish_step()
+    assert [share.token_ids for share in sim.schedule().requests] == [sim.outputs["a"][-1:], sim.outputs["a/1"][-1:]]
+    sim.run()
+
+
+def test_long_prompts_leave_steps_short_for_a_stream_that_waits_for_its_token(simulate: type[Simulation]) -> None:
+    sim = simulate(num_pages=40, depth=1, budget=64, long_prefill_token_threshold=16)
+    sim.add("stream", 4, 12, draws_ahead=False)
+    sim.step()
+    sim.add("long", 160, 1)
+    sizes = []
+    while "stream" not in sim.reasons:
+        sizes.append(sim.step().num_tokens)
+    assert max(sizes) <= 17
+    sim.run()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_was_planned_behind_an_eos_is_dropped(simulate: type[Simulation], depth: int) -> None:
     sim = simulate(num_pages=8, depth=depth, next_token=lambda _, position: 9 if position == 25 else 4)
@@ -238,6 +278,7 @@ def test_any_depth_gives_the_tokens_of_the_synchronous_run(
                     eos=eos,
                     num_samples=num_samples if num_samples <= max_num_seqs else 1,
                     rotates=rotates,
+                    draws_ahead=number % 3 > 0,
                 )
             except NeverFits:
                 continue
