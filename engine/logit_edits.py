@@ -92,7 +92,8 @@ class LogitEditor:
         self._constraint = constraint
         self._has_penalties = self._repetition != 1.0 or self._frequency != 0.0 or self._presence != 0.0
         repeated = np.unique(np.asarray(prompt if self._repetition != 1.0 else (), dtype=np.int64))
-        forbidden = [one for one in ending_ids if one < vocab_size] if self._min_tokens else []
+        repeated = repeated[(repeated >= 0) & (repeated < vocab_size)]  # what has no logit is never drawn
+        forbidden = [one for one in ending_ids if 0 <= one < vocab_size] if self._min_tokens else []
         self._ids = np.union1d(repeated, np.array([*self._bias, *forbidden], dtype=np.int64))
         self._count = len(self._ids)
         self._scales = np.ones(self._count, dtype=np.float32)
