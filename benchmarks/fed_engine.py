@@ -3,7 +3,7 @@
     python -m benchmarks.fed_engine FD      FD is its end of a socket pair; the first frame is the EngineConfig
 
 Speaks the protocol of `engine.process`. Invariants: each step is one message with one token for every stream; a stream
-gets the tokens of its own prompt, over and over; steps do not wait for whoever reads them.
+gets the tokens of the middle of its prompt, over and over; steps do not wait for whoever reads them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ CONTEXT = 8_192
 VOCAB_SIZE = 262_144
 NUM_PAGES = 1_000_000
 PAGE_BYTES = 49_152
+TEMPLATE_TOKENS = 8  # at both ends of a prompt: BOS and what a chat template adds, which may be stop strings
 
 
 def _stats() -> EngineStats:
@@ -91,7 +92,7 @@ class FedEngine:
             started = time.monotonic()
             for message in self._channel.receive(0.0 if feeding else None):
                 if isinstance(message, EngineRequest):
-                    tokens = itertools.cycle(message.prompt_token_ids[1:])
+                    tokens = itertools.cycle(message.prompt_token_ids[TEMPLATE_TOKENS:-TEMPLATE_TOKENS])
                     self._streams[message.request_id] = (tokens, message.sampling.max_tokens)
                 elif isinstance(message, AbortRequests):
                     for name in message.request_ids:

@@ -70,7 +70,7 @@ class OutputText:
         text = ""
         for place, token_id in enumerate(token_ids):
             self.num_tokens += 1
-            num_held_bytes = self._detokenizer.num_held_bytes
+            num_held_bytes = self._detokenizer.num_held_bytes if logprobs else 0
             piece = self._detokenizer.feed((token_id,))
             if logprobs:
                 self._note(token_id, piece, logprobs[place], num_held_bytes)

@@ -70,6 +70,7 @@ class StopMatcher:
             raise ValueError("A stop string must not be empty.")
         self.matched: str | None = None
         self._stops = [_StopString(text) for text in dict.fromkeys(stops)]
+        self._first_characters = frozenset(text[0] for text in stops)
         # The held text is a prefix of a stop string, so a length says it all: nothing is copied while it grows.
         self._held_prefix_of = ""
         self._held_length = 0
@@ -78,6 +79,8 @@ class StopMatcher:
         """The text that is now known to lie before any stop string; nothing once one has matched."""
         if self.matched is not None:
             return ""
+        if not self._held_length and self._first_characters.isdisjoint(delta):
+            return delta  # as nearly all of a text is
         ends = [(end, stop) for stop in self._stops if (end := stop.feed(delta)) is not None]
         if ends:
             first_end = min(end for end, _ in ends)

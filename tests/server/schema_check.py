@@ -104,6 +104,8 @@ def _answers(path: str, status: int, kind: str, body: bytes) -> Iterator[tuple[s
         value = orjson.loads(body)
         if path == "/v1/embeddings":  # the schema knows no base64
             value["data"] = [one | {"embedding": _floats(one["embedding"])} for one in value["data"]]
+        if path == "/v1/completions":
+            value["choices"] = [_without_first_null(choice) for choice in value["choices"]]
         yield PLAIN[path], value
     elif path.startswith("/v1/models/"):
         yield "Model", orjson.loads(body)
@@ -126,4 +128,14 @@ def _without_nulls(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"  # a missing key still fails, here
         if path == "/v1/completions":
             choice.setdefault("logprobs", None)
+    choices = [_without_first_null(choice) for choice in choices]
     return {k: v for k, v in chunk.items() if k != "usage" or v is not None} | {"choices": choices}
+
+
+def _without_first_null(choice: dict[str, Any]) -> dict[str, Any]:
+    """The choice without what an echo says of the first token of the prompt: null, as OpenAI has it too."""
+    logprobs = choice.get("logprobs")
+    if logprobs is None or logprobs.get("token_logprobs", [])[:1] != [None]:
+        return choice
+    lists = {name: logprobs[name][1:] for name in ("token_logprobs", "top_logprobs")}
+    return choice | {"logprobs": logprobs | lists}

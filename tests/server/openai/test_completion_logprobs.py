@@ -6,7 +6,6 @@ The scripted engine says the same of every position: "e", " ", "t", "a" and two 
 from __future__ import annotations
 
 import asyncio
-import math
 
 import msgspec
 import pytest
@@ -179,16 +178,6 @@ async def test_logprobs_end_where_a_stop_string_begins(api, engine, stream) -> N
     [(text, logprobs)] = await ask(api, stream=stream, stop=["two"], logprobs=0)
     assert text == "one "
     assert logprobs["tokens"] == list("one ")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_b15_numbers_that_are_not_finite_never_reach_the_answer(api, engine, stream) -> None:
-    ids = engine.tokenizer.encode("ab")
-    odd = [TokenLogprobs(-math.inf, 3, [5], [math.nan]), TokenLogprobs(math.nan, 1, ids[:1], [math.inf])]
-    engine.scripts.append([RequestDelta(request_id="", token_ids=ids, logprobs=odd, finish_reason=FinishReason.LENGTH)])
-    [(_, logprobs)] = await ask(api, stream=stream, logprobs=1, temperature=0.01, top_p=0.3)
-    assert logprobs["token_logprobs"] == [None, None]
-    assert [set(top.values()) for top in logprobs["top_logprobs"]] == [{None}, {None}]
 
 
 async def test_likely_tokens_that_are_no_text_are_told_by_their_bytes(api, engine) -> None:
