@@ -80,7 +80,8 @@ void find_best(const ProductCall& call, const ProductTable& kernels, const Panel
     if (!passes(panel)) continue;
     // a place in an output row of which only this panel's part exists
     const int64_t start = panels.first_output(panel);
-    const Panels::Outputs outputs = panels.multiply(kernels, rows, panel, tile.data() - start, kPanelRows);
+    const Panels::Outputs outputs =
+        panels.multiply(kernels, rows, 0, call.num_rows, panel, tile.data() - start, kPanelRows);
     for (int64_t row = 0; row < call.num_rows; ++row) {
       const float* values = tile.data() + row * kPanelRows;
       float most = kLowest;  // NaN is never larger
@@ -110,7 +111,8 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
                 [&](int64_t row, float value) { sieve.saw(row, value); });
     });
   } else {
-    run(call, kernels, panels, rows, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
+    quantise(call, kernels, rows, num_threads);
+    run_parts(panels, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
       find_best(call, kernels, panels, rows, first, last, bests[part], [](int64_t) { return true; },
                 [](int64_t, float) {});
     });

@@ -44,49 +44,67 @@ void prepare(const ProductCall& call, const Source* input, float* prepared) {
 }
 
 int32_t sum_codes(const int8_t* codes) {  // of 16
-  const Int16 wide = __builtin_convertvector(load_vector<Sbyte16>(codes), Int16);
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(wide));
+#if defined(__AVX2__)
+  const __m128i positive = _mm_xor_si128(load_vector<__m128i>(codes), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(positive, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
 #else
   int32_t sum = 0;
-  for (int k = 0; k < 16; ++k) sum += wide[k];
+  for (int k = 0; k < 16; ++k) sum += codes[k];
   return sum;
 #endif
 }
 
-void quantise_group(const float* x, InputGroup& group) {
-  int8_t* codes = group.codes;
-  // As integers, magnitudes compare like the numbers, and NaN is the largest.
+// The bits of a group's largest magnitude. As integers, magnitudes compare like the numbers, and NaN is the largest.
+int32_t largest_bits(const float* x) {
   vint most = {};
   for (int k = 0; k < kGroup; k += kLanes) {
     const vint magnitude = as_int(load(x + k)) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  const int32_t bits = max_lanes(most);
-  float largest;
-  memcpy(&largest, &bits, sizeof largest);
-  const bool is_finite = bits < 0x7f800000;
-  const float scale = is_finite ? largest / 127.0f : NAN;  // NaN and infinity show in every output of the row
-  const float inverse = is_finite && scale > 1e-35f ? 1.0f / scale : 0.0f;
-  if (!is_finite) memset(codes, 0, kGroup);
-  for (int k = 0; is_finite && k < kGroup; k += kLanes) store(reinterpret_cast<i8*>(codes + k), load(x + k) * inverse);
-  const int32_t first_sum = sum_codes(codes), sum = first_sum + sum_codes(codes + 16);
-  group.scale = scale;
-  group.correction = -scale * static_cast<float>(sum);
-  group.negated_sum = -sum;
-  group.negated_first_sum = -first_sum;
+  return max_lanes(most);
 }
 
+// Makes scales of largest magnitudes, and their inverses. NaN and infinity show in every output of the row.
+void find_scales(float* largest, float* inverses, int64_t groups) {
+  for (int64_t g = 0; g < groups; g += kLanes) {
+    const vfloat magnitude = load(largest + g);
+    const vint is_finite = as_int(magnitude) < 0x7f800000;
+    const vfloat scale = is_finite ? magnitude / 127.0f : broadcast(NAN);
+    store(largest + g, scale);
+    store(inverses + g, scale > 1e-35f ? 1.0f / scale : vfloat{});
+  }
+}
+
+void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {
+  int8_t* codes = group.codes;
+  if (scale == scale) {
+    for (int k = 0; k < kGroup; k += kLanes) store(reinterpret_cast<i8*>(codes + k), load(x + k) * inverse);
+  } else {
+    memset(codes, 0, kGroup);
+  }
+  const int32_t first = sum_codes(codes), second = sum_codes(codes + 16), sum = first + second;
+  group.scale = scale;
+  group.correction = -scale * static_cast<float>(sum);
+  group.minus_8 = -8 * sum, group.minus_16 = -16 * sum, group.minus_128 = -128 * sum;
+  group.minus_32_first = -32 * first, group.minus_32_second = -32 * second;
+}
+
+// `scratch` holds 2 * columns floats.
 void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
   if (call.input_dtype == DType::bfloat16) {
     prepare(call, static_cast<const bf16*>(call.input) + row * call.input_stride, scratch);
   } else {
     prepare(call, static_cast<const float*>(call.input) + row * call.input_stride, scratch);
   }
-  const int64_t groups = call.columns / kGroup;
-  for (int64_t group = 0; group < groups; ++group) {
-    quantise_group(scratch + group * kGroup, rows.at(row, group));
+  const int64_t groups = call.columns / kGroup, padded = (groups + kLanes - 1) / kLanes * kLanes;
+  float *scales = scratch + call.columns, *inverses = scales + padded;
+  for (int64_t g = 0; g < groups; ++g) {
+    const int32_t bits = largest_bits(scratch + g * kGroup);
+    memcpy(&scales[g], &bits, sizeof bits);
   }
+  find_scales(scales, inverses, groups);
+  for (int64_t g = 0; g < groups; ++g) quantise_group(scratch + g * kGroup, scales[g], inverses[g], rows.at(row, g));
 }
 
 }  // namespace

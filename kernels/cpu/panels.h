@@ -33,8 +33,8 @@ class RowScratch {
   ~RowScratch() { std::free(data_); }
 
   QuantisedRows reserve(int64_t num_rows, int64_t columns) {
-    QuantisedRows rows{nullptr, columns};
-    const int64_t bytes = num_rows * rows.stride() * sizeof(InputGroup);
+    QuantisedRows rows{nullptr, num_rows, columns};
+    const int64_t bytes = rows.size() * sizeof(InputGroup);
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
@@ -82,12 +82,12 @@ class Panels {
     int count;
   };
 
-  // Multiplies a panel into its place in `output`, the start of an output row of `stride` floats.
-  Outputs multiply(const ProductTable& kernels, const QuantisedRows& rows, int64_t panel, float* output,
-                   int64_t stride) const {
+  // Multiplies a panel with input rows [begin, end) into its place in `output`, where row 0 of `stride` floats starts.
+  Outputs multiply(const ProductTable& kernels, const QuantisedRows& rows, int64_t begin, int64_t end, int64_t panel,
+                   float* output, int64_t stride) const {
     const int m = matrix_of(panel);
     const int64_t index = panel - first_panels_[m], first = first_rows_[m] + index * kPanelRows;
-    kernels.multiply_panel(call_.matrices[m], index, rows, call_.num_rows, output + first_rows_[m], stride);
+    kernels.multiply_panel(call_.matrices[m], index, rows, begin, end, output + first_rows_[m], stride);
     return {first, static_cast<int>(std::min<int64_t>(kPanelRows, call_.matrices[m].rows - index * kPanelRows))};
   }
 
@@ -124,7 +124,7 @@ class Panels {
 
 inline void quantise_rows(const ProductCall& call, const ProductTable& kernels, const QuantisedRows& rows,
                           int64_t first, int64_t last) {
-  float* scratch = reserve_floats(call.columns);
+  float* scratch = reserve_floats(2 * call.columns);
   for (int64_t row = first; row < last; ++row) kernels.quantise_row(call, row, rows, scratch);
 }
 
@@ -141,10 +141,25 @@ void run_parts(const Panels& panels, int num_threads, int num_parts, const Work&
   Team::shared().run(num_threads, num_parts, [&](int part) { run_part(panels, part, num_parts, work); });
 }
 
-// Quantises the input, then runs all parts.
-template <class Work>
-void run(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
-         int num_threads, int num_parts, const Work& work) {
+// Input rows in blocks of whole tiles, each small enough to stay in the second cache while it meets panel after panel.
+class RowBlocks {
+ public:
+  explicit RowBlocks(const QuantisedRows& rows) : num_rows_(rows.num_rows) {
+    const int64_t tiles = (rows.num_rows + kTileRows - 1) / kTileRows;
+    const int64_t bytes = rows.size() * static_cast<int64_t>(sizeof(InputGroup));
+    count_ = std::max<int64_t>(1, std::min(tiles, (bytes + kBlockBytes - 1) / kBlockBytes));
+    tiles_ = tiles;
+  }
+
+  int count() const { return static_cast<int>(count_); }
+  int64_t start(int64_t block) const { return std::min(num_rows_, tiles_ * block / count_ * kTileRows); }
+
+ private:
+  static constexpr int64_t kBlockBytes = 1 << 19;
+  int64_t num_rows_, tiles_, count_;
+};
+
+inline void quantise(const ProductCall& call, const ProductTable& kernels, const QuantisedRows& rows, int num_threads) {
   if (call.num_rows <= kSerialRows) {
     quantise_rows(call, kernels, rows, 0, call.num_rows);
   } else {
@@ -154,7 +169,6 @@ void run(const ProductCall& call, const ProductTable& kernels, const Panels& pan
       quantise_rows(call, kernels, rows, first, std::min<int64_t>(call.num_rows, first + kRowsPerTurn));
     });
   }
-  run_parts(panels, num_threads, num_parts, work);
 }
 
 inline int parts_for(int num_threads) { return num_threads <= 1 ? 1 : num_threads * kPartsPerThread; }

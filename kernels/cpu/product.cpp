@@ -28,10 +28,16 @@ Status product(const ProductCall& call, const ProductTable& kernels, int num_thr
   if (!panels.are_sound()) return bad_layout;
   const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
   num_threads = threads_for(call, panels, num_threads);
-  run(call, kernels, panels, rows, num_threads, parts_for(num_threads), [&](int, int64_t first, int64_t last) {
-    for (int64_t panel = first; panel < last; ++panel) {
-      panels.multiply(kernels, rows, panel, call.output, call.output_stride);
-    }
+  quantise(call, kernels, rows, num_threads);
+  const RowBlocks blocks(rows);
+  const int runs = parts_for(num_threads);
+  Team::shared().run(num_threads, blocks.count() * runs, [&](int part) {
+    const int64_t begin = blocks.start(part / runs), end = blocks.start(part / runs + 1);
+    run_part(panels, part % runs, runs, [&](int, int64_t first, int64_t last) {
+      for (int64_t panel = first; panel < last; ++panel) {
+        panels.multiply(kernels, rows, begin, end, panel, call.output, call.output_stride);
+      }
+    });
   });
   return ok;
 }

@@ -3,6 +3,8 @@
 // Layout and numerics are those of quantised_matrix.h. Knows nothing of threads or of other panels.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "input_row.h"
 #include "panel.h"
@@ -12,35 +14,88 @@ namespace {
 
 using namespace octavo;
 
-// Adds the products of one group with `kRows` input rows from `row` on.
+#if defined(__AVX512VNNI__)
+constexpr bool kTogether = true;  // a quad of weights meets all rows of a tile, whose sums are in registers
+#else
+constexpr bool kTogether = false;
+#endif
+
+template <int kRows>
+constexpr bool kRowsTogether = kTogether || kRows == 1;
+
+template <WeightKind kind>
+inline int32_t offset_sum(const InputGroup& input) {
+  return kOffset<kind> == 128 ? input.minus_128 : kOffset<kind> == 16 ? input.minus_16 : input.minus_8;
+}
+
+template <class Work, int... i>
+inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, i...>, const Work& work) {
+  (work(i), ...);
+}
+
+// work(0), work(1), .. work(count - 1), each a copy of its own, so that arrays of vectors become registers.
+template <int count, class Work>
+inline __attribute__((always_inline)) void repeat(const Work& work) {
+  repeat(std::make_integer_sequence<int, count>(), work);
+}
+
+// Adds quads [first, first + count) of weights and of each input to `sums`. Of few rows, a second sum of each keeps
+// instructions from waiting for one another.
+template <int first, int count, int kRows>
+inline __attribute__((always_inline)) void add_quads(const Byte64* quads, const InputGroup* inputs, Int16* sums) {
+  constexpr bool kTwoSums = kRows <= 2;
+  Int16 odd[kRows] = {};
+  repeat<count>([&](int j) __attribute__((always_inline)) {
+    const Byte64 quad = quads[first + j];
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      Int16& sum = kTwoSums && j % 2 ? odd[m] : sums[m];
+      sum = dot_quad(sum, quad, inputs[m].codes + 4 * (first + j));
+    });
+  });
+  if (kTwoSums) repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] += odd[m]; });
+}
+
+// Adds the products of one group with `kRows` inputs.
 template <WeightKind kind, int kRows>
-inline void add_group(const Group& weights, const QuantisedRows& rows, int64_t row, int64_t group, Float16* totals) {
-  for (int m = 0; m < kRows; ++m) {
-    const InputGroup& input = rows.at(row + m, group);
-    const int8_t* x = input.codes;
-    if (kind == WeightKind::q6_k) {
-      Int16 first = splat_shifted<kOffsetBits<kind>>(input.negated_first_sum);
-      Int16 second = splat_shifted<kOffsetBits<kind>>(input.negated_sum) - first;
-      for (int j = 0; j < 4; ++j) {
-        first = dot_quad(first, weights.quads[j], x + 4 * j);
-        second = dot_quad(second, weights.quads[j + 4], x + 16 + 4 * j);
-      }
-      const Float16 sum = weights.scales.factor * __builtin_convertvector(first, Float16);
-      totals[m] = multiply_add(multiply_add(weights.scales.second_factor, __builtin_convertvector(second, Float16), sum),
-                               input.scale - Float16{}, totals[m]);
-    } else {
-      Int16 even = {}, odd = {};
-      if (kOffsetBits<kind>) even = splat_shifted<kOffsetBits<kind>>(input.negated_sum);
-      for (int j = 0; j < 8; j += 2) {
-        even = dot_quad(even, weights.quads[j], x + 4 * j);
-        odd = dot_quad(odd, weights.quads[j + 1], x + 4 * (j + 1));
-      }
-      const Float16 sum = __builtin_convertvector(even + odd, Float16);
-      totals[m] = multiply_add(weights.scales.factor * input.scale, sum, totals[m]);
-      if (kind == WeightKind::q4_k) {
-        totals[m] = multiply_add(weights.scales.minimum, input.correction - Float16{}, totals[m]);
-      }
+inline __attribute__((always_inline)) void add_rows(const Group<kind>& weights, const InputGroup* inputs,
+                                                    Float16* totals) {
+  Int16 sums[kRows] = {};
+  if constexpr (kind == WeightKind::q6_k) {
+    repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(inputs[m].minus_32_first); });
+    add_quads<0, 4, kRows>(weights.quads, inputs, sums);
+    Float16 first[kRows];
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      first[m] = weights.scales[0] * __builtin_convertvector(sums[m], Float16);
+      sums[m] = splat(inputs[m].minus_32_second);
+    });
+    add_quads<4, 4, kRows>(weights.quads, inputs, sums);
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(sums[m], Float16), first[m]);
+      totals[m] = multiply_add(sum, inputs[m].scale - Float16{}, totals[m]);
+    });
+  } else {
+    if constexpr (kOffset<kind> != 0) {
+      repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(offset_sum<kind>(inputs[m])); });
     }
+    add_quads<0, 8, kRows>(weights.quads, inputs, sums);
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      const Float16 sum = __builtin_convertvector(sums[m], Float16);
+      totals[m] = multiply_add(weights.scales[0] * inputs[m].scale, sum, totals[m]);
+      if constexpr (kind == WeightKind::q4_k) {
+        totals[m] = multiply_add(weights.scales[1], inputs[m].correction - Float16{}, totals[m]);
+      }
+    });
+  }
+}
+
+// `count` is kRows where rows go together, and at most that where they do not.
+template <WeightKind kind, int kRows>
+inline __attribute__((always_inline)) void add_group(const Group<kind>& weights, const InputGroup* inputs, int count,
+                                                     Float16* totals) {
+  if constexpr (kRowsTogether<kRows>) {
+    add_rows<kind, kRows>(weights, inputs, totals);
+  } else {
+    for (int m = 0; m < count; ++m) add_rows<kind, 1>(weights, inputs + m, totals + m);
   }
 }
 
@@ -51,83 +106,170 @@ struct OutputTile {
   int count;
 
   template <int kRows>
-  void load(int64_t row, Float16* totals) const {
-    for (int m = 0; m < kRows; ++m) memcpy(&totals[m], start + (row + m) * stride, sizeof(float) * count);
+  inline __attribute__((always_inline)) void load(int64_t row, int num_rows, Float16* totals) const {
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      if (m < num_rows) totals[m] = load_lanes(start + (row + m) * stride, count);
+    });
   }
 
   template <int kRows>
-  void store(int64_t row, const Float16* totals) const {
-    for (int m = 0; m < kRows; ++m) memcpy(start + (row + m) * stride, &totals[m], sizeof(float) * count);
+  inline __attribute__((always_inline)) void store(int64_t row, int num_rows, const Float16* totals) const {
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      if (m < num_rows) store_lanes(start + (row + m) * stride, totals[m], count);
+    });
   }
 };
 
-template <WeightKind kind, int kRows>
-inline void multiply_rows(const Panel& panel, const QuantisedRows& rows, int64_t row, const OutputTile& output) {
+// Groups as they lie in a panel, for a single tile. Memory is asked for those that follow, into the second cache: the
+// first one has no room for so many.
+template <WeightKind kind>
+struct PackedGroups {
+  static constexpr int64_t kDistance = 8192;
+  static constexpr int64_t kBytes = panel_bytes(kind, kGroup * kSuperGroups) / kSuperGroups;  // of a group
+
+  const Panel& panel;
+
+  Group<kind> at(int64_t group) const {
+    const uint8_t* ahead = panel.start + group * kBytes + kDistance;
+    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+    const uint8_t* lower_ahead = panel.lower + group * 256 + kDistance;
+    for (int i = 0; kind == WeightKind::q8_planes && i < 256; i += 64) __builtin_prefetch(lower_ahead + i, 0, 2);
+    return unpack_group<kind>(panel, group);
+  }
+};
+
+// Asks memory for the part of the next panel that `bytes` from `start` on are of this one, some lines a step.
+class Prefetch {
+ public:
+  Prefetch(const uint8_t* start, int64_t bytes, int64_t steps)
+      : next_(start + bytes), end_(next_ + bytes), lines_((bytes / 64 + steps - 1) / steps) {}
+
+  void step() {
+    for (int64_t i = 0; i < lines_ && next_ < end_; ++i, next_ += 64) __builtin_prefetch(next_, 0, 2);
+  }
+
+ private:
+  const uint8_t *next_, *end_;
+  int64_t lines_;
+};
+
+// Groups that several tiles read: the first one unpacks them for all, on the way, where that is work. Meanwhile memory
+// is asked for the next panel.
+template <WeightKind kind>
+struct SharedGroups {
+  static constexpr int64_t kRun = 32;  // so many stay in the first cache
+  static constexpr bool kKeeps = kind != WeightKind::q8_0;
+
+  const Panel& panel;
+  Prefetch codes, lower;
+  int64_t first = 0;  // of the run
+  Group<kind> kept[kKeeps ? kRun : 1];
+
+  SharedGroups(const Panel& panel, int64_t num_tiles)
+      : panel(panel),
+        codes(panel.start, panel_bytes(kind, panel.groups * kGroup), panel.groups * num_tiles),
+        lower(panel.lower, lower_bytes(kind, panel.groups * kGroup), panel.groups * num_tiles) {}
+
+  void prefetch() {
+    codes.step();
+    if (kind == WeightKind::q8_planes) lower.step();
+  }
+};
+
+template <WeightKind kind>
+struct FirstReading {
+  SharedGroups<kind>& groups;
+
+  Group<kind> at(int64_t group) const {
+    groups.prefetch();
+    const Group<kind> unpacked = unpack_group<kind>(groups.panel, group);
+    if (groups.kKeeps) groups.kept[group - groups.first] = unpacked;
+    return unpacked;
+  }
+};
+
+template <WeightKind kind>
+struct LaterReading {
+  SharedGroups<kind>& groups;
+
+  auto at(int64_t group) const -> std::conditional_t<SharedGroups<kind>::kKeeps, const Group<kind>&, Group<kind>> {
+    groups.prefetch();
+    if constexpr (SharedGroups<kind>::kKeeps) {
+      return groups.kept[group - groups.first];
+    } else {
+      return unpack_group<kind>(groups.panel, group);
+    }
+  }
+};
+
+// Multiplies groups [first, last) with a tile of `kRows` input rows from `row` on. From the second run of groups on,
+// `output` holds the totals so far.
+template <WeightKind kind, int kRows, class Groups>
+void multiply_tile(const Groups& groups, int64_t first, int64_t last, const QuantisedRows& rows, int64_t row,
+                   const OutputTile& output) {
+  const int count = kRowsTogether<kRows> ? kRows : rows.tile_rows(row);
   Float16 totals[kRows] = {};
-  for (int64_t group = 0; group < panel.groups; ++group) {
-    add_group<kind, kRows>(unpack_group<kind>(panel, group), rows, row, group, totals);
+  if (first) output.load<kRows>(row, count, totals);
+  const InputGroup* inputs = rows.tile(row) + first * count;
+  for (int64_t group = first; group < last; ++group, inputs += count) {
+    add_group<kind, kRows>(groups.at(group), inputs, count, totals);
   }
-  output.store<kRows>(row, totals);
+  output.store<kRows>(row, count, totals);
 }
 
-// Continues with groups [first, last), which are unpacked, from totals that `output` holds.
-template <WeightKind kind, int kRows>
-inline void multiply_rows(const Group* unpacked, int64_t first, int64_t last, const QuantisedRows& rows, int64_t row,
-                          const OutputTile& output) {
-  Float16 totals[kRows] = {};
-  if (first) output.load<kRows>(row, totals);
-  for (int64_t group = first; group < last; ++group) {
-    add_group<kind, kRows>(unpacked[group - first], rows, row, group, totals);
-  }
-  output.store<kRows>(row, totals);
-}
-
-// All rows, so many that each group is unpacked once for all of them. It goes by runs of groups that stay in the first
-// cache.
-template <WeightKind kind>
-void multiply_many(const Panel& panel, const QuantisedRows& rows, int64_t num_rows, const OutputTile& output) {
-  constexpr int64_t kRun = 20;
-  for (int64_t first = 0; first < panel.groups; first += kRun) {
-    const int64_t last = std::min(panel.groups, first + kRun);
-    Group unpacked[kRun];
-    for (int64_t group = first; group < last; ++group) unpacked[group - first] = unpack_group<kind>(panel, group);
-    int64_t row = 0;
-    for (; row + 8 <= num_rows; row += 8) multiply_rows<kind, 8>(unpacked, first, last, rows, row, output);
-    for (; row < num_rows; ++row) multiply_rows<kind, 1>(unpacked, first, last, rows, row, output);
+template <WeightKind kind, class Groups>
+void multiply_tile(const Groups& groups, int64_t first, int64_t last, const QuantisedRows& rows, int64_t row,
+                   const OutputTile& output) {
+  switch (rows.tile_rows(row)) {
+    case 1: return multiply_tile<kind, 1>(groups, first, last, rows, row, output);
+    case 2: return multiply_tile<kind, kTogether ? 2 : kTileRows>(groups, first, last, rows, row, output);
+    case 3: return multiply_tile<kind, kTogether ? 3 : kTileRows>(groups, first, last, rows, row, output);
+    case 4: return multiply_tile<kind, kTogether ? 4 : kTileRows>(groups, first, last, rows, row, output);
+    case 5: return multiply_tile<kind, kTogether ? 5 : kTileRows>(groups, first, last, rows, row, output);
+    case 6: return multiply_tile<kind, kTogether ? 6 : kTileRows>(groups, first, last, rows, row, output);
+    case 7: return multiply_tile<kind, kTogether ? 7 : kTileRows>(groups, first, last, rows, row, output);
+    default: return multiply_tile<kind, kTileRows>(groups, first, last, rows, row, output);
   }
 }
 
-// From so many input rows on, each group is unpacked once for all of them, where that is work.
+// Goes by runs of groups.
 template <WeightKind kind>
-constexpr int64_t kRowsWorthUnpacking = kind == WeightKind::q8_0 ? INT64_MAX : 16;
+void multiply_tiles(const Panel& panel, const QuantisedRows& rows, int64_t first_row, int64_t last_row,
+                    const OutputTile& output) {
+  SharedGroups<kind> groups(panel, (last_row - first_row + kTileRows - 1) / kTileRows);
+  for (int64_t last; groups.first < panel.groups; groups.first = last) {
+    last = std::min(panel.groups, groups.first + groups.kRun);
+    multiply_tile<kind, kTileRows>(FirstReading<kind>{groups}, groups.first, last, rows, first_row, output);
+    for (int64_t row = first_row + kTileRows; row < last_row; row += kTileRows) {
+      multiply_tile<kind>(LaterReading<kind>{groups}, groups.first, last, rows, row, output);
+    }
+  }
+}
 
 template <WeightKind kind>
-void multiply_all(const Panel& panel, const QuantisedRows& rows, int64_t num_rows, const OutputTile& output) {
-  if (num_rows >= kRowsWorthUnpacking<kind>) return multiply_many<kind>(panel, rows, num_rows, output);
-  int64_t row = 0;
-  for (; row + 8 <= num_rows; row += 8) multiply_rows<kind, 8>(panel, rows, row, output);
-  for (; row + 4 <= num_rows; row += 4) multiply_rows<kind, 4>(panel, rows, row, output);
-  for (; row + 2 <= num_rows; row += 2) multiply_rows<kind, 2>(panel, rows, row, output);
-  for (; row < num_rows; ++row) multiply_rows<kind, 1>(panel, rows, row, output);
+void multiply_all(const Panel& panel, const QuantisedRows& rows, int64_t first, int64_t last,
+                  const OutputTile& output) {
+  if (last - first > kTileRows) return multiply_tiles<kind>(panel, rows, first, last, output);
+  multiply_tile<kind>(PackedGroups<kind>{panel}, 0, panel.groups, rows, first, output);
 }
 
 Panel panel_of(const QuantisedMatrix& matrix, int64_t index, int64_t columns) {
   return {matrix.panel(index, columns), matrix.lower(index, columns), columns / kGroup};
 }
 
-void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t num_rows,
-                    float* output, int64_t output_stride) {
+void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t first,
+                    int64_t last, float* output, int64_t output_stride) {
   const Panel panel = panel_of(matrix, index, rows.columns);
   const int64_t left = matrix.rows - index * kPanelRows;
   const int num_outputs = left < kPanelRows ? static_cast<int>(left) : kPanelRows;
   const OutputTile tile{output + index * kPanelRows, output_stride, num_outputs};
   switch (matrix.kind) {
-    case WeightKind::q8_0: return multiply_all<WeightKind::q8_0>(panel, rows, num_rows, tile);
-    case WeightKind::q5_0: return multiply_all<WeightKind::q5_0>(panel, rows, num_rows, tile);
-    case WeightKind::q4_0: return multiply_all<WeightKind::q4_0>(panel, rows, num_rows, tile);
-    case WeightKind::q4_k: return multiply_all<WeightKind::q4_k>(panel, rows, num_rows, tile);
-    case WeightKind::q6_k: return multiply_all<WeightKind::q6_k>(panel, rows, num_rows, tile);
-    case WeightKind::q8_planes: return multiply_all<WeightKind::q8_planes>(panel, rows, num_rows, tile);
+    case WeightKind::q8_0: return multiply_all<WeightKind::q8_0>(panel, rows, first, last, tile);
+    case WeightKind::q5_0: return multiply_all<WeightKind::q5_0>(panel, rows, first, last, tile);
+    case WeightKind::q4_0: return multiply_all<WeightKind::q4_0>(panel, rows, first, last, tile);
+    case WeightKind::q4_k: return multiply_all<WeightKind::q4_k>(panel, rows, first, last, tile);
+    case WeightKind::q6_k: return multiply_all<WeightKind::q6_k>(panel, rows, first, last, tile);
+    case WeightKind::q8_planes: return multiply_all<WeightKind::q8_planes>(panel, rows, first, last, tile);
   }
 }
 
@@ -148,7 +290,7 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
       odd = dot_quad(odd, reinterpret_cast<Byte64>(reinterpret_cast<Uint16>(pairs) >> 4) & 0x0f, x + 4 * (j + 4));
     }
     // twice (16 u + 7.5 - 128) x, which is whole
-    const Int16 twice = splat(241 * input.negated_sum) + ((even + odd) << 5);
+    const Int16 twice = splat(241 * input.negated_sum()) + ((even + odd) << 5);
     const Float16 factor = halves(panel.start + group * 2 * kPanelRows);
     // lower nibbles add the most with one sign where the factor is positive, with the other where it is negative
     const Int16 upwards =
@@ -162,14 +304,13 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
 
 template <WeightKind kind>
 void unpack(const Panel& panel, int lane, float* output) {
-  constexpr int offset = kOffsetBits<kind> ? 1 << kOffsetBits<kind> : 0;
   for (int64_t group = 0; group < panel.groups; ++group) {
-    const Group weights = unpack_group<kind>(panel, group);
+    const Group<kind> weights = unpack_group<kind>(panel, group);
     for (int k = 0; k < kGroup; ++k) {
       const bool is_second = kind == WeightKind::q6_k && k >= 16;
-      const float factor = is_second ? weights.scales.second_factor[lane] : weights.scales.factor[lane];
-      const float code = static_cast<float>(weights.quads[k / 4][lane * 4 + k % 4] - offset);
-      output[group * kGroup + k] = factor * code - weights.scales.minimum[lane];
+      const float code = static_cast<float>(weights.quads[k / 4][lane * 4 + k % 4] - kOffset<kind>);
+      const float minimum = kind == WeightKind::q4_k ? weights.scales[1][lane] : 0.0f;
+      output[group * kGroup + k] = weights.scales[is_second][lane] * code - minimum;
     }
   }
 }

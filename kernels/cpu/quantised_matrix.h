@@ -98,30 +98,46 @@ struct ProductCall {
   int64_t output_stride;
 };
 
-// A group of an input row, in a cache line of its own. Sums are negated: they take weights' offsets back.
+// A group of an input row, in a cache line of its own.
 struct alignas(64) InputGroup {
   int8_t codes[kGroup];
   float scale;
   float correction;  // -scale * sum of codes
-  int32_t negated_sum, negated_first_sum;  // of all codes, of the first 16
+  // What takes the offset of weights' codes back: -sum of the input's codes, times it.
+  int32_t minus_8, minus_16, minus_128;
+  int32_t minus_32_first, minus_32_second;  // of the two halves of the columns
+
+  int32_t negated_sum() const { return minus_8 / 8; }
 };
 
-// Input rows as the panels meet them. Rows begin an odd number of cache lines apart, so that those that are multiplied
-// together do not push each other out of the first cache.
+constexpr int kTileRows = 8;  // input rows that are multiplied together
+
+// Input rows as the panels meet them, by tiles of rows: a tile is one run of memory, in which each group of its rows
+// follows the one before. The last tile has the rows that are left.
 struct QuantisedRows {
   InputGroup* groups;
+  int64_t num_rows;
   int64_t columns;
 
-  int64_t stride() const { return columns / kGroup | 1; }
-  InputGroup& at(int64_t row, int64_t group) const { return groups[row * stride() + group]; }
+  int64_t num_groups() const { return columns / kGroup; }
+  int64_t size() const { return num_rows * num_groups(); }
+  int tile_rows(int64_t first) const {
+    return static_cast<int>(num_rows - first < kTileRows ? num_rows - first : kTileRows);
+  }
+  const InputGroup* tile(int64_t first) const { return groups + first * num_groups(); }
+  InputGroup& at(int64_t row, int64_t group) const {
+    const int64_t first = row / kTileRows * kTileRows;
+    return groups[first * num_groups() + group * tile_rows(first) + row - first];
+  }
 };
 
 struct ProductTable {
-  // Applies the prologue to input row `row` and quantises it. `scratch` holds `columns` floats.
+  // Applies the prologue to input row `row` and quantises it. `scratch` holds 2 * `columns` floats.
   void (*quantise_row)(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch);
-  // Multiplies panel `panel` of `matrix` with all rows; `output` is that of the matrix's first row.
-  void (*multiply_panel)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t num_rows,
-                         float* output, int64_t output_stride);
+  // Multiplies panel `panel` of `matrix` with input rows [first, last), which are whole tiles; `output` is that of input
+  // row 0 and of the matrix's first row.
+  void (*multiply_panel)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t first,
+                         int64_t last, float* output, int64_t output_stride);
   // Whether an output of a panel of q8_planes may be `least` or more, by its upper nibbles alone. `slack` [groups] is the
   // most that lower nibbles add to or take from a group of input row `row`, in units of the weights' scale.
   bool (*may_reach)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t row,
