@@ -120,14 +120,16 @@ def _floats(embedding: str | list[float]) -> list[float]:
 def _without_nulls(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
     """The chunk as the schemas would have it: they forbid some nulls that their own descriptions, and OpenAI, demand.
 
-    ``usage`` is null in all chunks but the last if it was asked for, ``logprobs`` where they were not, and
-    ``finish_reason`` in all chunks of a choice but its last.
+    ``usage`` is null in all chunks but the last if it was asked for, ``logprobs`` where they were not, a chat's
+    ``logprobs.refusal`` where they were, and ``finish_reason`` in all chunks of a choice but its last.
     """
     choices = [{k: v for k, v in choice.items() if k != "logprobs" or v is not None} for choice in chunk["choices"]]
     for choice in choices:
         choice["finish_reason"] = choice["finish_reason"] or "stop"  # a missing key still fails, here
         if path == "/v1/completions":
             choice.setdefault("logprobs", None)
+        elif choice.get("logprobs", {}).get("refusal", 0) is None:
+            choice["logprobs"] = choice["logprobs"] | {"refusal": []}
     choices = [_without_first_null(choice) for choice in choices]
     return {k: v for k, v in chunk.items() if k != "usage" or v is not None} | {"choices": choices}
 
