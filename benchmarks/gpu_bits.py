@@ -41,7 +41,8 @@ class Steps:
 
     def logits(self, batch: ScheduledBatch, device: torch.device) -> torch.Tensor:
         """Of every sequence's last token."""
-        return self._model.logits(_on(self._inputs.prepare(batch), device))
+        step = _on(self._inputs.prepare(batch), device)
+        return self._model.logits(self._model.hidden(step).rows(step.logits_rows))
 
 
 def bits_of_models(device: torch.device, spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:

@@ -383,7 +383,8 @@ def _host_answers(
     paged = PagedModel(model, plan.allocate(16, device))
     batch, steps = sequences.prompts(prompts), []
     for number in range(1, ANSWER + 1):
-        tokens = paged.logits(inputs.prepare(batch)).argmax(dim=-1).tolist()
+        step = inputs.prepare(batch)
+        tokens = paged.logits(paged.hidden(step).rows(step.logits_rows)).argmax(dim=-1).tolist()
         steps.append(dict(zip(sequences.names, tokens, strict=True)))
         batch = sequences.decodes(number, tokens)
     return steps

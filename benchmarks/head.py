@@ -97,7 +97,7 @@ def ask(model_name: str | None) -> Asked:
         pages = [KVPages(torch.zeros(shape), torch.zeros(shape)) for _ in range(spec.num_layers)]
         with torch.inference_mode():
             layers = [PagedLayer(one, metadata) for one in pages]
-            model.greedy(torch.tensor(token_ids), positions, layers, positions)
+            model.greedy(model.hidden(torch.tensor(token_ids), positions, layers))
     finally:
         QuantisedProduct.argmax = original  # type: ignore[method-assign]
     if not asked or [matrix.kind for matrix in asked[0].product.matrices] != [WeightKind.Q8_PLANES]:

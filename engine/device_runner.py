@@ -30,10 +30,12 @@ from engine.logit_edits import NO_EDITS, StepEdits, edits_of_rows
 from engine.logprobs import LogprobTable
 from engine.paged_model import PagedModel
 from engine.prefix_sharing import PrefixSharing
+from engine.prompt_states import NO_PARTS, PromptPart, PromptStates, read_prompts
 from engine.step_buffers import DrawSections, StepShape
 from engine.step_result import DrawnToken
 from engine.step_stream import Event, StepStream
 from engine.token_sampler import TokenSampler
+from models.layers import Residual
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ Drawing = tuple[ScheduledRequest, str]
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on its way; ``token_ids`` and ``logprobs`` lie on the host, and hold their values from ``end`` on.
+    """A step on its way; what it yields lies on the host, and holds its values from ``end`` on.
 
     A row of ``logprobs`` for each of ``names`` whose ``params`` ask for them, in their order.
     """
@@ -57,6 +59,7 @@ class LaunchedStep:
     params: tuple[SamplingParams, ...]
     token_ids: torch.Tensor
     logprobs: LogprobTable | None
+    states: Mapping[str, PromptStates]
     start: Event
     end: Event
 
@@ -98,7 +101,11 @@ class DeviceRunner:
         self._graph_logits = torch.empty(0)
 
     def launch(
-        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits = NO_EDITS
+        self,
+        batch: ScheduledBatch,
+        sampling: Mapping[str, SamplingParams],
+        edits: StepEdits = NO_EDITS,
+        parts: Mapping[str, PromptPart] = NO_PARTS,
     ) -> LaunchedStep:
         """Queue the step; seeds of ``sampling`` must be set."""
         start = self._stream.record()
@@ -106,21 +113,22 @@ class DeviceRunner:
         drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
         params = [sampling[name] for _, name in drawing]
         size = None
-        if not edits and _is_decode_only(batch, len(drawing)):
+        if not edits and not parts and _is_decode_only(batch, len(drawing)):
             size = self._graphs.size_for(len(batch.requests))
         step = self._inputs.fill(batch, size or 0, self._sharing)
         self._fill_sources(step, batch)
         _fill_draws(step, drawing, params)
         self._inputs.send(step)
         if size is None or step.prefix is not None:
-            logits = self._compute(
+            hidden, logits = self._compute(
                 step, self._sent_edits(edits, drawing), keeps_raw=any(one.tells_logprobs for one in params)
             )
+            states = self._read_prompts(hidden, batch, parts) if parts else {}
         else:
             self._graphs.replay(size)
-            logits = self._graph_logits
+            states, logits = {}, self._graph_logits
         self._places = {name: place for place, (_, name) in enumerate(drawing)}
-        return self._take_out(tuple(self._places), logits, tuple(params), start)
+        return self._take_out(tuple(self._places), logits, tuple(params), start, states)
 
     def run_null(self, shape: StepShape, *, keeps_raw: bool = False) -> None:
         """Run a step of this shape that reads and writes no page, at the model's full length.
@@ -150,13 +158,13 @@ class DeviceRunner:
         return step
 
     def _compute_into(self, logits: torch.Tensor, step: FilledStep) -> None:
-        logits[: step.shape.num_draws].copy_(self._compute(step))
+        logits[: step.shape.num_draws].copy_(self._compute(step)[1])
 
     @torch.inference_mode()
     def _compute(
         self, step: FilledStep, edited: EditedLogits | None = None, *, keeps_raw: bool = False
-    ) -> torch.Tensor:
-        """Queue what was sent, from token ids to drawn tokens; returns the logits.
+    ) -> tuple[Residual, torch.Tensor]:
+        """Queue what was sent, from token ids to drawn tokens; returns the states of all tokens, and the logits.
 
         ``keeps_raw``: as the model has them, however ``edited`` before the draw; else they may be either.
         """
@@ -165,14 +173,22 @@ class DeviceRunner:
         assert draws is not None
         left = self._drawn.index_select(0, draws.sources.clamp(min=0))
         token_ids = torch.where(draws.sources == NO_SOURCE, tensors.token_ids, left)
-        logits = self._model.logits(replace(tensors, token_ids=token_ids))
+        hidden = self._model.hidden(replace(tensors, token_ids=token_ids))
+        logits = self._model.logits(hidden.rows(tensors.logits_rows))
         if step.shape.num_draws:
             drawn_from = logits
             if edited is not None:
                 drawn_from = logits.clone() if keeps_raw else logits
                 edited.apply(drawn_from)
             self._drawn[: step.shape.num_draws] = self._sampler.sample(drawn_from, draws)
-        return logits
+        return hidden, logits
+
+    def _read_prompts(
+        self, hidden: Residual, batch: ScheduledBatch, parts: Mapping[str, PromptPart]
+    ) -> dict[str, PromptStates]:
+        """Queue what is read of prompts, and its copies to the host."""
+        states = read_prompts(self._model, hidden, batch, parts, self._uploaded)
+        return {name: read.map(self._downloaded) for name, read in states.items()}
 
     def _sent_edits(self, edits: StepEdits, drawing: Sequence[Drawing]) -> EditedLogits | None:
         """The edits of a step, on their way to the device."""
@@ -201,19 +217,25 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def _take_out(
-        self, names: tuple[str, ...], logits: torch.Tensor, params: tuple[SamplingParams, ...], start: Event
+        self,
+        names: tuple[str, ...],
+        logits: torch.Tensor,
+        params: tuple[SamplingParams, ...],
+        start: Event,
+        states: Mapping[str, PromptStates],
     ) -> LaunchedStep:
         """Queue the copies of what the step draws."""
         token_ids = self._stream.host_buffer(len(names), torch.int64)
         if not names:
-            return LaunchedStep(names, params, token_ids, None, start, self._stream.record())
+            return LaunchedStep(names, params, token_ids, None, states, start, self._stream.record())
         drawn = self._drawn[: len(names)]
         logprobs = None
         asking = [row for row, one in enumerate(params) if one.tells_logprobs]
         if asking:
             num_top = max(params[row].logprobs or 0 for row in asking)
             logprobs = self._queue_logprobs(logits, drawn, asking, num_top)
-        return LaunchedStep(names, params, token_ids, logprobs, start, self._stream.download(drawn, token_ids))
+        end = self._stream.download(drawn, token_ids)
+        return LaunchedStep(names, params, token_ids, logprobs, states, start, end)
 
     def _queue_logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, asking: Sequence[int], num_top: int
@@ -226,6 +248,13 @@ class DeviceRunner:
             rows, tokens = ([values[row, None] for row in part] for values in (logits, token_ids))
             tables.append(LogprobTable.of(torch.cat(rows), torch.cat(tokens), num_top))
         return LogprobTable.joined(tables).map(self._downloaded)
+
+    def _uploaded(self, token_ids: Sequence[int]) -> torch.Tensor:
+        host = self._stream.host_buffer(len(token_ids), torch.int64)
+        host.numpy()[:] = token_ids
+        sent = torch.empty(len(token_ids), dtype=torch.int64, device=self._stream.device)
+        self._stream.upload(host, sent)
+        return sent
 
     def _downloaded(self, source: torch.Tensor) -> torch.Tensor:
         target = self._stream.host_buffer(source.numel(), source.dtype).view(source.shape)

@@ -17,7 +17,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -33,6 +33,8 @@ from engine.messages import (
     RequestExplanation,
     StepOutput,
 )
+from engine.prompt_reader import PromptPiece, PromptReaders
+from engine.prompt_states import PromptPart
 from engine.reports import request_explanation, request_ledger, scheduler_stats
 from engine.sampler import child_seed
 from engine.sampling_params import SamplingParams
@@ -57,6 +59,7 @@ class _Step:
     """A step that was submitted."""
 
     batch: ScheduledBatch
+    parts: Mapping[str, PromptPart]
     result: Future[StepResult]
 
 
@@ -87,6 +90,7 @@ class Engine:
         self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
         self._sampling: dict[str, SamplingParams] = {}
         self._editors: dict[str, LogitEditor] = {}  # of those whose logits change before they draw
+        self._readers = PromptReaders()
         self._positions: dict[str, int] = {}  # last told, of requests that asked
         self._pending: list[RequestDelta] = []  # decided outside a step
         self._under_way: _Step | None = None
@@ -114,6 +118,8 @@ class Engine:
         editors: dict[str, LogitEditor] = {}
         try:
             editors = self._editors_of(request, names, constrain)
+            if request.pooling is not None and (sampling.max_tokens or request.children):
+                raise ValueError("a request for an embedding draws no tokens, and is for one sequence")
             family = [self._request(request, name, sampling, editors.get(name)) for name in names]
             family[0].children = family[1:]
             self.scheduler.add(family[0])
@@ -126,6 +132,7 @@ class Engine:
                 seed = child_seed(sampling.seed or 0, number)
                 self._sampling[member.request_id] = msgspec.structs.replace(sampling, seed=seed)
             self._editors |= editors
+            self._readers.add(family[0], request)
             if request.reports_position:
                 self._positions[request.request_id] = 0
 
@@ -167,6 +174,7 @@ class Engine:
             # samples are ranked by all tokens of their steps, those after a stop string included
             speculates=draws_ahead and not sampling.rank,
             draws_ahead=draws_ahead,
+            reads_prompt=request.request_id == request_id and request.reads_prompt,
         )
 
     def abort(self, request_ids: list[str]) -> None:
@@ -203,7 +211,8 @@ class Engine:
         # a copy: requests may end while the step runs
         sampling = {name: self._sampling[name] for _, name in drawing}
         edits = self._edits(drawing) if self._editors else {}
-        return _Step(batch, self._executor.submit(self.runner.launch, batch, sampling, edits))
+        parts = self._readers.parts(batch)
+        return _Step(batch, parts, self._executor.submit(self.runner.launch, batch, sampling, edits, parts))
 
     def _edits(self, drawing: Sequence[tuple[ScheduledRequest, str]]) -> dict[str, list[LogitEdit | None]]:
         """What changes the logits of a step; where that can't be told, its request ends and what it draws is lost."""
@@ -251,11 +260,20 @@ class Engine:
             return [_failed(name, failure) for name in ended]
         self._failed_steps = 0
         self.scheduler.observe(step.batch, result.seconds)
+        pieces = self._readers.take(step.batch, step.parts, result.states, self.scheduler.is_current)
         accepted = {name: token.num_accepted for name, token in drawn.items() if token.num_accepted}
         outputs = self.scheduler.update(step.batch, {name: token.token_id for name, token in drawn.items()}, accepted)
-        return [self._delta(output, drawn.get(output.request.request_id)) for output in outputs]
+        deltas = [
+            self._delta(output, drawn.get(output.request.request_id), pieces.pop(output.request.request_id, None))
+            for output in outputs
+        ]
+        return deltas + [
+            RequestDelta(request_id=name, token_ids=[], prompt_logprobs=piece.logprobs)
+            for name, piece in pieces.items()
+            if piece.logprobs
+        ]
 
-    def _delta(self, output: TokenOutput, drawn: DrawnToken | None) -> RequestDelta:
+    def _delta(self, output: TokenOutput, drawn: DrawnToken | None, piece: PromptPiece | None) -> RequestDelta:
         request = output.request
         token_ids = [] if output.token_id is None else [*output.accepted, output.token_id]
         if output.finish_reason is not None:
@@ -271,6 +289,8 @@ class Engine:
             num_cached_tokens=request.num_cached_tokens or 0,
             logprob=0.0 if drawn is None else drawn.logprob,
             logprobs=[] if drawn is None else list(drawn.logprobs),
+            prompt_logprobs=[] if piece is None else piece.logprobs,
+            embedding=None if piece is None else piece.embedding,
             ledger=None if output.finish_reason is None else request_ledger(request),
         )
 
@@ -311,6 +331,7 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         self._sampling.pop(request_id, None)
         self._editors.pop(request_id, None)
+        self._readers.forget(request_id)
         self._positions.pop(request_id, None)
 
     # ---- what there is to know

@@ -47,6 +47,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     prompt_logprobs: int | None = None
     pooling: Pooling | None = None
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether something is told of its prompt."""
+        return self.prompt_logprobs is not None or self.pooling is not None
+
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these requests in whatever state they are; unknown ids are ignored."""

@@ -18,6 +18,7 @@ from engine.step_stream import StepStream
 from kernels.attention import KVPages, PagedLayer
 from kernels.gpu.sharing_cost import SharingCost
 from kernels.roofline import AttentionShape, DataSheet
+from models.layers import Residual
 from models.model import CausalLM
 
 
@@ -53,17 +54,25 @@ class PagedModel:
         return SharingCost(sheet, shape, tuple(layer.window for layer in spec.layers), self._model.weight_bytes())
 
     @torch.inference_mode()
-    def logits(self, step: StepTensors) -> torch.Tensor:
-        """Float32 logits [num_draws, vocab]; stores the step's keys and values."""
-        return self._model.forward(step.token_ids, step.positions, self._paged_layers(step), step.logits_rows)
+    def hidden(self, step: StepTensors) -> Residual:
+        """The final states of all tokens of the step, whose keys and values it stores; see `CausalLM.hidden`."""
+        layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
+        return self._model.hidden(step.token_ids, step.positions, layers)
 
     @torch.inference_mode()
-    def greedy(self, step: StepTensors) -> torch.Tensor:
-        """The most likely token of each draw, int64 [num_draws], as `logits` has it."""
-        return self._model.greedy(step.token_ids, step.positions, self._paged_layers(step), step.logits_rows)
+    def logits(self, hidden: Residual) -> torch.Tensor:
+        """Float32 logits [num_rows, vocab] of some tokens' states."""
+        return self._model.logits(hidden)
 
-    def _paged_layers(self, step: StepTensors) -> list[PagedLayer]:
-        return [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
+    @torch.inference_mode()
+    def greedy(self, hidden: Residual) -> torch.Tensor:
+        """The most likely token of each row, int64 [num_rows], as `logits` has it."""
+        return self._model.greedy(hidden)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Residual) -> torch.Tensor:
+        """Float32 [num_rows, hidden_size]: states after the last norm."""
+        return self._model.normed(hidden)
 
     def move_pages(self, transfers: Sequence[Transfer]) -> None:
         """Carry out, or with a stream queue, what the block manager decided, in its order."""

@@ -17,10 +17,12 @@ from engine.input_batch import InputBatch
 from engine.logit_edits import NO_EDITS, LogitEdit, StepEdits, edits_of_rows
 from engine.logprobs import token_logprobs
 from engine.paged_model import PagedModel
+from engine.prompt_states import NO_PARTS, PromptPart, read_prompts
 from engine.sampler import Sampler, uniform_draw
 from engine.sampling_params import SamplingParams, TokenLogprobs
 from engine.step_result import DrawnToken, FinishedStep
 from engine.verification import num_accepted
+from models.layers import Residual
 from models.model import CausalLM
 from scheduler.batch import PLACEHOLDER, ScheduledBatch
 
@@ -37,19 +39,28 @@ class Runner:
         self._newest: dict[str, int] = {}  # the tokens that the step before this one drew
 
     def launch(
-        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits = NO_EDITS
+        self,
+        batch: ScheduledBatch,
+        sampling: Mapping[str, SamplingParams],
+        edits: StepEdits = NO_EDITS,
+        parts: Mapping[str, PromptPart] = NO_PARTS,
     ) -> FinishedStep:
         """Run the step; seeds of ``sampling`` must be set."""
         started = time.perf_counter()
-        drawn = self._draw(batch, sampling, edits)
-        return FinishedStep(drawn, time.perf_counter() - started)
-
-    def _draw(
-        self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits
-    ) -> dict[str, DrawnToken]:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
         step = self._inputs.prepare(batch)
+        hidden = self._model.hidden(step)
+        states = read_prompts(self._model, hidden, batch, parts, torch.tensor) if parts else {}
+        with torch.inference_mode():
+            drawing = hidden.rows(step.logits_rows)
+        drawn = self._draw(batch, drawing, sampling, edits)
+        return FinishedStep(drawn, time.perf_counter() - started, states)
+
+    def _draw(
+        self, batch: ScheduledBatch, hidden: Residual, sampling: Mapping[str, SamplingParams], edits: StepEdits
+    ) -> dict[str, DrawnToken]:
+        """The next tokens of a step, from the states of the tokens that they follow."""
         drawing = [
             (request, name, place)
             for request in batch.requests
@@ -60,9 +71,9 @@ class Runner:
         params = [sampling[name] for _, name, _ in drawing]
         logits = None
         if not edits and all(one.temperature == 0.0 and not one.tells_logprobs for one in params):
-            token_ids = self._model.greedy(step)[: len(drawing)].tolist()
+            token_ids = self._model.greedy(hidden)[: len(drawing)].tolist()
         else:
-            logits = self._model.logits(step)[: len(drawing)]
+            logits = self._model.logits(hidden)[: len(drawing)]
             draws = [
                 uniform_draw(one.seed or 0, request.output_index + place)
                 for one, (request, _, place) in zip(params, drawing, strict=True)

@@ -14,6 +14,7 @@ from scheduler.batch import ScheduledBatch
 
 if TYPE_CHECKING:
     from engine.logit_edits import StepEdits
+    from engine.prompt_states import PromptPart, PromptStates
     from engine.sampling_params import SamplingParams, TokenLogprobs
 
 
@@ -44,10 +45,14 @@ class DrawnToken:
 
 
 class StepResult(Protocol):
-    """A step that was launched; `tokens` first, then ``seconds``."""
+    """A step that was launched; `tokens` first, then ``states`` and ``seconds``."""
 
     def tokens(self) -> dict[str, DrawnToken]:
         """Wait for the next token of each sequence that draws one. Raises what the step raised."""
+
+    @property
+    def states(self) -> Mapping[str, PromptStates]:
+        """What it read of prompts, by request."""
 
     @property
     def seconds(self) -> float:
@@ -57,10 +62,16 @@ class StepResult(Protocol):
 class StepRunner(Protocol):
     """Runs steps in the order they are launched."""
 
-    def launch(self, batch: ScheduledBatch, sampling: Mapping[str, SamplingParams], edits: StepEdits) -> StepResult:
+    def launch(
+        self,
+        batch: ScheduledBatch,
+        sampling: Mapping[str, SamplingParams],
+        edits: StepEdits,
+        parts: Mapping[str, PromptPart],
+    ) -> StepResult:
         """Begin the step, and end it too where it runs at once. Seeds of ``sampling`` must be set.
 
-        ``edits`` has the sequences whose logits change before they draw.
+        ``edits`` has the sequences whose logits change before they draw, ``parts`` what is to be read of prompts.
         """
 
 
@@ -70,6 +81,7 @@ class FinishedStep:
 
     drawn: dict[str, DrawnToken]
     seconds: float
+    states: Mapping[str, PromptStates]
 
     def tokens(self) -> dict[str, DrawnToken]:
         return self.drawn

@@ -80,42 +80,35 @@ class Decoder:
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
         """See ``models.model.CausalLM.forward``."""
-        residual = self._last_hidden(token_ids, positions, layers, logits_rows)
-        if isinstance(self._head, Linear):
-            return self._head.of_normed(residual, self._norm).float()
-        if self._head.takes_prologues:
-            return self._head.of_normed(residual.total(), self._norm.weight, self._norm.eps).float()
-        return self._head(residual.normed(self._norm)).float()
+        return self.logits(self.hidden(token_ids, positions, layers).rows(logits_rows))
 
-    def greedy(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layers: Sequence[PagedLayer],
-        logits_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """See ``models.model.CausalLM.greedy``."""
-        residual = self._last_hidden(token_ids, positions, layers, logits_rows)
-        if isinstance(self._head, Linear):
-            return self._head.argmax_of_normed(residual, self._norm)
-        if self._head.takes_prologues:
-            return self._head.argmax_of_normed(residual.total(), self._norm.weight, self._norm.eps)
-        return self._head(residual.normed(self._norm)).float().argmax(dim=-1)
-
-    def _last_hidden(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layers: Sequence[PagedLayer],
-        logits_rows: torch.Tensor,
-    ) -> Residual:
-        """Hidden states of ``logits_rows`` before the last norm."""
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer]) -> Residual:
+        """See ``models.model.CausalLM.hidden``."""
         x = self._embedding(token_ids)
         rotations = [rotary(positions) for rotary in self._rotaries]
         if self._replay is None:
-            return self._after_layers(x, rotations, layers).rows(logits_rows)
-        x = self._replay(self._compute_layers, x, rotations, layers)
-        return Residual(x, self._backend).rows(logits_rows)
+            return self._after_layers(x, rotations, layers)
+        return Residual(self._replay(self._compute_layers, x, rotations, layers), self._backend)
+
+    def logits(self, hidden: Residual) -> torch.Tensor:
+        """See ``models.model.CausalLM.logits``."""
+        if isinstance(self._head, Linear):
+            return self._head.of_normed(hidden, self._norm).float()
+        if self._head.takes_prologues:
+            return self._head.of_normed(hidden.total(), self._norm.weight, self._norm.eps).float()
+        return self._head(hidden.normed(self._norm)).float()
+
+    def greedy(self, hidden: Residual) -> torch.Tensor:
+        """See ``models.model.CausalLM.greedy``."""
+        if isinstance(self._head, Linear):
+            return self._head.argmax_of_normed(hidden, self._norm)
+        if self._head.takes_prologues:
+            return self._head.argmax_of_normed(hidden.total(), self._norm.weight, self._norm.eps)
+        return self._head(hidden.normed(self._norm)).float().argmax(dim=-1)
+
+    def normed(self, hidden: Residual) -> torch.Tensor:
+        """See ``models.model.CausalLM.normed``."""
+        return hidden.normed(self._norm).float()
 
     def _compute_all(
         self, x: torch.Tensor, rotations: Sequence[Rotation], layers: Sequence[PagedLayer]

@@ -160,6 +160,12 @@ class Residual:
         """Those of some tokens."""
         return Residual(self._x[row_ids], self._backend, None if self._branch is None else self._branch[row_ids])
 
+    def span(self, start: int, end: int) -> Residual:
+        """Copies of those of the tokens ``start`` to ``end - 1``; a lone one twice."""
+        copies = (2 if end - start == 1 else 1, 1)
+        branch = None if self._branch is None else self._branch[start:end].repeat(copies)
+        return Residual(self._x[start:end].repeat(copies), self._backend, branch)
+
 
 class Embedding:
     """Rows of a table, times a scale that is rounded to the table's dtype as Gemma's was in training.

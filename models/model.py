@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from kernels.attention import PagedLayer
 from kernels.products import KeptMatrix
 from models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from models.layers import Residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +66,26 @@ class CausalLM(Protocol):
         layers: Sequence[PagedLayer],
         logits_rows: torch.Tensor,
     ) -> torch.Tensor:
-        """Run one ragged step and store its keys and values.
+        """The `logits` of those tokens of a step whose indices are in ``logits_rows``, int64 [num_rows]."""
 
-        ``token_ids`` and ``positions`` are int64 [num_tokens], ``layers`` has one PagedLayer per layer of the spec,
-        ``logits_rows`` is int64 [num_rows], indices of the tokens whose logits are wanted. Returns float32
-        [num_rows, vocab_size]. The caller holds ``torch.inference_mode``.
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer]) -> Residual:
+        """Run one ragged step and store its keys and values; the states of all its tokens before the last norm.
+
+        ``token_ids`` and ``positions`` are int64 [num_tokens], ``layers`` has one PagedLayer per layer of the spec.
+        The caller holds ``torch.inference_mode``, here and below.
         """
 
-    def greedy(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        layers: Sequence[PagedLayer],
-        logits_rows: torch.Tensor,
-    ) -> torch.Tensor:
-        """Like `forward`; of each row only the place of its largest logit, the first of equal ones, int64 [num_rows].
+    def logits(self, hidden: Residual) -> torch.Tensor:
+        """Float32 [num_rows, vocab_size] of some tokens' states."""
+
+    def greedy(self, hidden: Residual) -> torch.Tensor:
+        """Of each row of `logits` only the place of its largest, the first of equal ones, int64 [num_rows].
 
         Cheaper where the logits need not be stored for that.
         """
+
+    def normed(self, hidden: Residual) -> torch.Tensor:
+        """Float32 [num_rows, hidden_size]: the states of some tokens after the last norm, as the head reads them."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Every weight that can be filled, under the name it has in Hugging Face checkpoints; before loading, all."""

@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import _limits_of_determinism
 from engine.config import ConfigError, resolve_checkpoint
-from engine.input_batch import StepTensors
+from engine.sampling_params import SamplingParams
 from engine.step_result import StepResult
 from kernels.cpu import library
+from models.layers import Residual
 from models.matrix_product import MatrixProduct
 from models.weight_place import WeightPlace
 from scheduler.batch import ScheduledBatch
@@ -52,12 +53,12 @@ def run(engine: object, *, together: bool) -> Logits:
     launch, logits = runner.launch, runner._model.logits
     seen: list[torch.Tensor] = []
 
-    def tapped_logits(step: StepTensors) -> torch.Tensor:
-        seen.append(logits(step))
+    def tapped_logits(hidden: Residual) -> torch.Tensor:
+        seen.append(logits(hidden))
         return seen[-1]
 
-    def tapped_launch(batch: ScheduledBatch, *step: object) -> StepResult:
-        result = launch(batch, *step)
+    def tapped_launch(batch: ScheduledBatch, sampling: dict[str, SamplingParams]) -> StepResult:
+        result = launch(batch, sampling)
         drawing = [one for one in batch.requests if one.samples]
         for row, request in zip(seen.pop() if drawing else [], drawing, strict=False):
             drawn[request.request_id, request.output_index] = row.clone()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.input_batch import StepTensors
 from engine.logprobs import LEAST_LOGPROB, LogprobTable, token_logprobs
 from engine.messages import RequestDelta
 from engine.sampling_params import TokenLogprobs
+from models.layers import Residual
 
 SAMPLING = [
     {},
@@ -146,9 +146,9 @@ def test_values_are_those_of_the_models_own_logits_before_temperature_and_filter
     seen: list[torch.Tensor] = []
     logits = engine.engine.runner._model.logits
 
-    def tapped(step: StepTensors) -> torch.Tensor:
-        seen.append(logits(step).clone())
-        return logits(step)
+    def tapped(hidden: Residual) -> torch.Tensor:
+        seen.append(logits(hidden).clone())
+        return logits(hidden)
 
     monkeypatch.setattr(engine.engine.runner._model, "logits", tapped)
     sampling = {"temperature": 3.0, "top_k": 40, "seed": 5, "logprobs": 4}

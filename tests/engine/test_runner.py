@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from engine.input_batch import StepTensors
+from models.layers import Residual
 
 PROMPT = [256, *range(40, 75)]
 
@@ -36,15 +36,15 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     engine.submit("victim", PROMPT, 8)
     engine.step()
     model = engine.engine.runner._model
-    greedy, failed = model.greedy, []
+    hidden, failed = model.hidden, []
 
-    def fail_once(step: StepTensors) -> torch.Tensor:
+    def fail_once(step: StepTensors) -> Residual:
         if len(PROMPT) in step.positions.tolist() and not failed:
             failed.append(True)
             raise RuntimeError("the first decode")
-        return greedy(step)
+        return hidden(step)
 
-    monkeypatch.setattr(model, "greedy", fail_once)
+    monkeypatch.setattr(model, "hidden", fail_once)
     engine.step()  # submits the step that fails; the next one holds the victim and the other
     engine.submit("other", PROMPT, 8)
     engine.run()
