@@ -11,7 +11,7 @@ import torch
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
 from models.layers import Linear, NamedParameters, Residual, RMSNorm, Rotation
-from models.model import Parameter
+from models.parameter import Parameter
 from models.spec import ModelSpec
 
 

@@ -13,7 +13,7 @@ import torch
 from kernels.attention import AttentionBackend, PagedLayer
 from models.layers import Embedding, Linear, NamedParameters, Residual, RMSNorm, Rotary, Rotation
 from models.matrix_product import MatrixProduct
-from models.model import Parameter
+from models.parameter import Parameter
 from models.spec import LayerSpec, ModelSpec, RopeSpec
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from kernels.attention import AttentionBackend
 from kernels.products import DenseProduct, KeptMatrix
 from models.matrix_product import MatrixProduct
-from models.model import Parameter
+from models.parameter import Parameter
 from models.spec import RopeSpec
 from models.weight_place import WeightPlace
 

@@ -31,7 +31,8 @@ from models.gemma3 import build_gemma3
 from models.gguf_file import GGUFTensor
 from models.gguf_weights import dequantized, parameter_name, row_chunks, rows_in_order
 from models.llama import build_llama
-from models.model import CausalLM, Parameter
+from models.model import CausalLM
+from models.parameter import Parameter
 from models.spec import ModelSpec
 from models.weight_forms import WeightForms
 

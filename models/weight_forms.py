@@ -17,7 +17,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from kernels.products import KeptMatrix, WeightKernels
-from models.model import Parameter
+from models.parameter import Parameter
 
 ANY_GROUP = 256  # a number of columns that every group of ggml's divides
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from engine.choices import _limits_of_determinism
 from engine.config import ConfigError, resolve_checkpoint
-from engine.sampling_params import SamplingParams
 from engine.step_result import StepResult
 from kernels.cpu import library
 from models.layers import Residual
@@ -57,8 +56,8 @@ def run(engine: object, *, together: bool) -> Logits:
         seen.append(logits(hidden))
         return seen[-1]
 
-    def tapped_launch(batch: ScheduledBatch, sampling: dict[str, SamplingParams]) -> StepResult:
-        result = launch(batch, sampling)
+    def tapped_launch(batch: ScheduledBatch, *others: object) -> StepResult:
+        result = launch(batch, *others)
         drawing = [one for one in batch.requests if one.samples]
         for row, request in zip(seen.pop() if drawing else [], drawing, strict=False):
             drawn[request.request_id, request.output_index] = row.clone()
