@@ -6,7 +6,7 @@ never touch each other, and weights are added in an order that is the same for a
 each has an equal share, and a row of nothing else is one of equal logits. What is below `LEAST_LOGPROB`, -inf included,
 is told as that.
 
-Computed on the device of the logits, without waiting for it. On CPUs rows are computed one by one, since vector units
+Computed on the device of the logits, without waiting for it. On CPUs a table is computed row by row, since vector units
 round what is left over at the end of a row otherwise than the rest.
 """
 
@@ -91,8 +91,13 @@ def _cleaned(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _weight(logits: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The sum of all weights of each row, [num_rows, 1]: the second half is added to the first until one is left."""
+    """The sum of all weights of each row, [num_rows, 1]: the second half is added to the first until one is left.
+
+    On CPUs by torch's own sum, of a row alone: there its order depends on the number of threads and on nothing else.
+    """
     weights = (logits - largest).exp_()
+    if weights.is_cpu:
+        return weights.sum(dim=1, keepdim=True)
     count = weights.shape[1]
     while count > 1:
         half = (count + 1) // 2
@@ -130,6 +135,10 @@ def _ranks(logits: torch.Tensor, token_ids: torch.Tensor, top_ids: torch.Tensor)
         found = (top_ids == token_ids[:, None]).nonzero()
         if len(found):
             return found[:, 1] + 1
+        token_id = int(token_ids)
+        before, after = logits[:, :token_id], logits[:, token_id + 1 :]
+        own = logits[:, token_id, None]
+        return 1 + (before >= own).sum(dim=1) + (after > own).sum(dim=1)
     own = logits.gather(1, token_ids[:, None])
     ids = torch.arange(logits.shape[1], device=logits.device)
     return 1 + ((logits > own) | ((logits == own) & (ids < token_ids[:, None]))).sum(dim=1)
