@@ -75,6 +75,7 @@ def answers(engine: object, names: list[str], max_tokens: int = 24) -> dict[str,
         if number % 3 == 2:
             engine.step()
     engine.run()
+    assert all(deltas[-1].failure is None for deltas in engine.deltas.values())
     return {
         name: (engine.tokens(name), [round(one.logprob, 3) for one in deltas], deltas[-1].finish_reason)
         for name, deltas in engine.deltas.items()
