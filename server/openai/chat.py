@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -74,6 +76,7 @@ class ChatChunks:
     def __init__(self, envelope: ChunkEnvelope, *, include_ledger: bool) -> None:
         self._envelope = envelope
         self._include_ledger = include_ledger
+        self._make_frames: dict[int, Callable[[str], bytes]] = {}
 
     def opening(self, index: int) -> bytes | None:
         delta = b'{"role":"assistant","content":"","refusal":null}'
@@ -81,6 +84,8 @@ class ChatChunks:
 
     def more(self, index: int, delta: ChatDelta) -> bytes | None:
         """A chunk for what is thought, one for what is said, and one for each piece of a call."""
+        if delta.is_content:
+            return self._content_frame(index, delta.content)
         frames = b""
         if delta.reasoning:
             frames += self._chunk(index, b'"reasoning_content":%b' % orjson.dumps(delta.reasoning))
@@ -90,6 +95,13 @@ class ChatChunks:
         for call in delta.tool_calls:
             frames += self._chunk(index, b'"tool_calls":[%b]' % orjson.dumps(_call_body(call)))
         return frames or None
+
+    def _content_frame(self, index: int, content: str) -> bytes:
+        if (make_frame := self._make_frames.get(index)) is None:
+            before = b'[{"index":%d,"delta":{"content":' % index
+            make_frame = self._envelope.around(before, b'},"logprobs":null,"finish_reason":null}]')
+            self._make_frames[index] = make_frame
+        return make_frame(content)
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes = b"null") -> bytes:
         choices = b'[{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}]' % (index, delta, logprobs)

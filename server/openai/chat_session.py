@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 from starlette.requests import Request
 
 from engine.messages import Ledger
@@ -49,12 +50,11 @@ class ChatEnding:
     ledger: Ledger | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatDelta:
+class ChatDelta(msgspec.Struct, frozen=True, gc=False):
     """More of one choice, perhaps nothing; ``last`` only on its last. ``queue_position`` comes alone, before all else.
 
     ``content`` and ``reasoning`` are texts to append. ``logprobs`` are those of tokens of the content, where the
-    request asked for them.
+    request asked for them. A struct, for the reason that a `TextDelta` is one.
     """
 
     content: str = ""
@@ -65,8 +65,9 @@ class ChatDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.content or self.reasoning or self.tool_calls or self.logprobs)
+    def is_content(self) -> bool:
+        """Whether it brings text of the content and nothing beside it, as nearly all do."""
+        return self.content != "" and not (self.reasoning or self.tool_calls or self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

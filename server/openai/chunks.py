@@ -80,11 +80,15 @@ class ChunkEnvelope:
             return self._head + choices + b',"usage":%b}\n\n' % orjson.dumps(self._usage_so_far().body())
         return self._head + choices + self._tail
 
-    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes] | None:
-        """What goes before and after the part of such frames that changes; None where ``wrap`` has to make each."""
+    def around(self, before: bytes, after: bytes) -> Callable[[str], bytes]:
+        """Makes the frame of a text, in a JSON array that is the same ``before`` and ``after`` it each time.
+
+        What is the same is put together once: a frame is most of what a token costs beside the way there.
+        """
         if self._usage_so_far is not None:
-            return None
-        return self._head + before, after + self._tail
+            return lambda text: self.wrap(before + orjson.dumps(text) + after)
+        head, tail = self._head + before, after + self._tail
+        return lambda text: head + orjson.dumps(text) + tail
 
     def usage(self, usage: Usage) -> bytes:
         return frame(orjson.dumps({**self._fields, "choices": [], "usage": usage.body()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import orjson
@@ -129,26 +130,24 @@ class CompletionChunks:
     def __init__(self, envelope: ChunkEnvelope, body: CompletionBody) -> None:
         self._envelope = envelope
         self._include_ledger = body.include_ledger is True
-        self._frames: dict[int, tuple[bytes, bytes] | None] = {}
+        self._make_frames: dict[int, Callable[[str], bytes]] = {}
 
     def opening(self, index: int) -> bytes | None:
         return None
 
     def more(self, index: int, delta: TextDelta) -> bytes | None:
         if delta.logprobs:
-            return self._envelope.wrap(_more(index, delta.text, orjson.dumps(logprobs_body(delta.logprobs))))
+            logprobs = orjson.dumps(logprobs_body(delta.logprobs))
+            choices = b'[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}]'
+            return self._envelope.wrap(choices % (index, orjson.dumps(delta.text), logprobs))
         if not delta.text:
             return None
-        if (around := self._around(index)) is None:
-            return self._envelope.wrap(_more(index, delta.text, b"null"))
-        return around[0] + orjson.dumps(delta.text) + around[1]
-
-    def _around(self, index: int) -> tuple[bytes, bytes] | None:
-        """The frame around a text, made once for each choice: most of what a token costs is left out."""
-        if index not in self._frames:
-            before = b'[{"index":%d,"text":' % index
-            self._frames[index] = self._envelope.around(before, b',"logprobs":null,"finish_reason":null}]')
-        return self._frames[index]
+        if (make_frame := self._make_frames.get(index)) is None:
+            make_frame = self._envelope.around(
+                b'[{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}]'
+            )
+            self._make_frames[index] = make_frame
+        return make_frame(delta.text)
 
     def final(self, index: int, delta: TextDelta) -> bytes | None:
         if delta.finish_reason is None:
@@ -163,7 +162,3 @@ class CompletionChunks:
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(usage)
-
-
-def _more(index: int, text: str, logprobs: bytes) -> bytes:
-    return b'[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}]' % (index, orjson.dumps(text), logprobs)
