@@ -115,6 +115,12 @@ def create_app(state: ServerState) -> FastAPI:
     async def vocabulary() -> Response:
         return tokenizer_info(state)
 
+    @app.api_route("/openapi.json", methods=READING, include_in_schema=False)
+    async def document() -> Response:
+        from server.openapi import openapi_document  # with what makes it, once somebody asks
+
+        return Response(orjson.dumps(openapi_document(app)), media_type="application/json")
+
     @app.api_route("/health", methods=READING)
     async def health() -> Response:
         """200 while the engine is alive and moving, a shutdown included; else 503."""

@@ -77,7 +77,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: Annotated[str, PlainValidator(read_text)] = ""
+    content: Annotated[str, PlainValidator(read_text, str | list[dict[str, Any]])] = ""
     is_error: bool | None = None
 
     @property

@@ -44,7 +44,7 @@ class Message(Body):
     """One message; what its blocks may be depends on the role."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[str | list[Any], PlainValidator(_read_content)]
+    content: Annotated[str | list[Any], PlainValidator(_read_content, str | list[dict[str, Any]])]
 
 
 class Tool(Body):
@@ -123,7 +123,7 @@ class CountBody(Body):
 
     model: str = Field(min_length=1)
     messages: list[Message] = Field(min_length=1)
-    system: Annotated[str, PlainValidator(read_text)] = ""
+    system: Annotated[str, PlainValidator(read_text, str | list[dict[str, Any]])] = ""
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None

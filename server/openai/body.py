@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from server.errors import ApiError, bad_request
 
@@ -30,6 +32,15 @@ class Body(BaseModel):
         if not isinstance(fields, dict) or not cls.NEUTRAL:
             return fields
         return {k: v for k, v in fields.items() if not (k in cls.NEUTRAL and _asks_nothing(v, cls.NEUTRAL[k]))}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The fields of ``NEUTRAL`` are accepted too, with those values."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).setdefault("properties", {})
+        for name, values in cls.NEUTRAL.items():
+            properties.setdefault(name, {"enum": [None, *values], "description": "accepted where it asks for nothing"})
+        return schema
 
 
 def _asks_nothing(value: object, neutral: tuple[object, ...]) -> bool:

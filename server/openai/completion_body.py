@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
 from server.openai.body import NeutralValues
 from server.openai.generation_body import MAX_INT32, MAX_LOGPROBS, NEUTRAL_SAMPLING, GenerationBody
-from server.openai.prompt_forms import Prompt, read_prompts
+from server.openai.prompt_forms import Prompt, PromptForms, read_prompts
 
 MAX_BEST_OF = 20  # or n, where that is larger
 DEFAULT_COMPLETION_TOKENS = 16
@@ -19,7 +19,7 @@ class CompletionBody(GenerationBody):
 
     NEUTRAL: ClassVar[NeutralValues] = NEUTRAL_SAMPLING
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(read_prompts)]
+    prompt: Annotated[tuple[Prompt, ...], PlainValidator(read_prompts, PromptForms)]
     suffix: str | None = None
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_INT32)
     echo: bool | None = None

@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator
 from engine.messages import Pooling
 from server.openai.body import Body
 from server.openai.generation_body import MAX_INT32, MAX_SALT_CHARACTERS, MAX_TIMEOUT_SECONDS
-from server.openai.prompt_forms import Prompt, read_prompts
+from server.openai.prompt_forms import Prompt, PromptForms, read_prompts
 
 DEFAULT_POOLING = Pooling.MEAN
 
@@ -18,7 +18,7 @@ class EmbeddingBody(Body):
     """POST /v1/embeddings: one vector for each text or list of token ids, in their order."""
 
     model: str = Field(min_length=1)
-    input: Annotated[tuple[Prompt, ...], PlainValidator(read_prompts)]
+    input: Annotated[tuple[Prompt, ...], PlainValidator(read_prompts, PromptForms)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1, le=MAX_INT32)
     pooling: Literal["mean", "last"] | None = None

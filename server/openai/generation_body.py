@@ -81,6 +81,9 @@ def _read_stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+LogitBias = Annotated[dict[int, float], PlainValidator(_read_logit_bias, dict[str, float] | None)]
+
+
 class StreamOptions(Body):
     """Options of a streamed answer. ``include_usage``: usage comes in a chunk of its own at the end.
 
@@ -104,9 +107,9 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=MAX_REPETITION_PENALTY)
-    logit_bias: Annotated[dict[int, float], PlainValidator(_read_logit_bias)] = Field(default_factory=dict)
+    logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: Annotated[tuple[str, ...], PlainValidator(_read_stop)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(_read_stop, str | list[str] | None)] = ()
     stop_token_ids: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None

@@ -8,6 +8,7 @@ MAX_PROMPTS = 1024
 PROMPT_FORMS = "must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 Prompt = str | list[int]
+PromptForms = str | list[str] | list[int] | list[list[int]]
 
 
 def read_token_ids(value: list[Any]) -> list[int]:

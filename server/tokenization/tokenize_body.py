@@ -55,5 +55,5 @@ class DetokenizeBody(Body):
     """POST /detokenize: ids in any number up to the context, special ones included in the text unless skipped."""
 
     model: str | None = Field(default=None, min_length=1)
-    tokens: Annotated[list[int], PlainValidator(_read_ids)]
+    tokens: Annotated[list[int], PlainValidator(_read_ids, list[int])]
     skip_special_tokens: bool | None = None

@@ -61,7 +61,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(_read_message)]
+    content: Annotated[str, PlainValidator(_read_message, str | list[dict[str, Any]])]
     id: Id = Field(default_factory=lambda: new_id("msg"))
     status: Status | None = None
 
@@ -108,7 +108,7 @@ class FunctionCallOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: Id
-    output: Annotated[str, PlainValidator(_read_message)]
+    output: Annotated[str, PlainValidator(_read_message, str | list[dict[str, Any]])]
     id: Id = Field(default_factory=lambda: new_id("fco"))
     status: Status | None = None
 
@@ -128,7 +128,7 @@ class ReasoningItem(Body):
     NEUTRAL: ClassVar[NeutralValues] = {"encrypted_content": ()}
 
     type: Literal["reasoning"]
-    content: Annotated[str, PlainValidator(_read_reasoning)] = ""
+    content: Annotated[str, PlainValidator(_read_reasoning, str | list[dict[str, Any]] | None)] = ""
     summary: list[Any] = Field(default=[], max_length=0)
     id: Id = Field(default_factory=lambda: new_id("rs"))
     status: Status | None = None

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PlainValidator, ValidationInfo, field_validator
+from pydantic import Field, GetJsonSchemaHandler, PlainValidator, ValidationInfo, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from server.openai.body import Body, NeutralValues
+from server.openai.chat_body import ChatBody
 from server.openai.field_names import FieldNames
 from server.openai.generation_body import MAX_INT32
 from server.openai.responses.conversation import chat_messages
@@ -122,6 +125,9 @@ class ResponseStreamOptions(Body):
     NEUTRAL: ClassVar[NeutralValues] = {"include_obfuscation": (False,)}
 
 
+ToolChoice = Annotated[str | FunctionChoice | None, PlainValidator(_read_tool_choice, str | dict[str, Any] | None)]
+
+
 class ResponseBody(Body):
     """POST /v1/responses."""
 
@@ -140,14 +146,14 @@ class ResponseBody(Body):
     }
 
     model: Any
-    input: Annotated[str | list[dict[str, Any]], PlainValidator(_read_input)]
+    input: Annotated[str | list[dict[str, Any]], PlainValidator(_read_input, str | list[dict[str, Any]])]
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_CHARACTERS)
     max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Annotated[str | FunctionChoice | None, PlainValidator(_read_tool_choice)] = None
+    tool_choice: ToolChoice = None
     store: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     stream: bool | None = None
@@ -187,6 +193,14 @@ class ResponseBody(Body):
     @property
     def is_stored(self) -> bool:
         return self.store is not False
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """What a chat validates is as it is there."""
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        of_chat = ChatBody.model_json_schema()["properties"]
+        handler.resolve_ref_schema(schema)["properties"].update((name, of_chat[name]) for name in SHARED)
+        return schema
 
     def chat_fields(self, items: Iterable[Item]) -> dict[str, Any]:
         """The chat that answers ``items``, as a body of POST /v1/chat/completions."""
