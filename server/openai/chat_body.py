@@ -32,12 +32,12 @@ class ChatBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: list[Annotated[ChatMessage, PlainValidator(read_message)]] = Field(min_length=1)
+    messages: list[Annotated[ChatMessage, PlainValidator(read_message, ChatMessage)]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[ToolDefinition] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: Annotated[ToolChoice | None, PlainValidator(read_tool_choice)] = None
+    tool_choice: Annotated[ToolChoice | None, PlainValidator(read_tool_choice, str | dict[str, Any] | None)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(default=None, min_length=1, max_length=40)
     chat_template: str | None = None

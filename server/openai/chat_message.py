@@ -37,6 +37,9 @@ def _read_content(value: object) -> str:
     return "".join(texts)
 
 
+OptionalContent = str | list[dict[str, str]] | None
+
+
 def _read_optional_content(value: object) -> str | None:
     return None if value is None else _read_content(value)
 
@@ -45,7 +48,7 @@ class TextMessage(Body):
     """What the operator or the user says."""
 
     role: Literal["system", "developer", "user"]
-    content: Annotated[str, PlainValidator(_read_content)]
+    content: Annotated[str, PlainValidator(_read_content, str | list[dict[str, str]])]
     name: str | None = None
 
     @property
@@ -56,6 +59,9 @@ class TextMessage(Body):
         """The message as a chat template reads it."""
         fields = {"role": self.role, "content": self.content}
         return fields if self.name is None else fields | {"name": self.name}
+
+
+OptionalText = Annotated[str | None, PlainValidator(_read_optional_content, OptionalContent)]
 
 
 class CalledFunction(Body):
@@ -90,7 +96,9 @@ class AssistantMessage(Body):
 
     role: Literal["assistant"]
     tool_calls: list[EarlierCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
-    content: Annotated[str | None, PlainValidator(_read_optional_content)] = Field(None, validate_default=True)
+    content: Annotated[str | None, PlainValidator(_read_optional_content, OptionalContent)] = Field(
+        None, validate_default=True
+    )
     name: str | None = None
     reasoning_content: str | None = None
 
@@ -128,7 +136,7 @@ class ToolMessage(Body):
 
     role: Literal["tool"]
     tool_call_id: str = Field(min_length=1, max_length=MAX_ID_CHARACTERS)
-    content: Annotated[str, PlainValidator(_read_content)]
+    content: Annotated[str, PlainValidator(_read_content, str | list[dict[str, str]])]
     name: str | None = None
 
     @property
