@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from engine.client import EngineDied
 from scheduler.request import FinishReason
+from server.text.chat_template import ChatTemplate
 
 
 @pytest.fixture
@@ -144,3 +145,41 @@ async def test_comments_about_the_queue_do_not_disturb_the_client(client, api, e
 async def test_the_id_a_client_chose_comes_back_to_it(client, api) -> None:
     answer = await client.completions.create(model=api.model, prompt="hi", extra_headers={"X-Request-Id": "mine"})
     assert answer._request_id == "mine"
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+CALLS = "Well. " + '<tool_call>{"name": "f", "arguments": {"a": [1, "é"]}}</tool_call>' * 2
+
+
+async def test_e12_tool_calls_of_a_stream_are_put_together_as_the_plain_ones(client, api, engine, state) -> None:
+    state.chat_template = ChatTemplate("{{ tools | length }}<tool_call>{{ messages[-1].content }}")
+    messages = [{"role": "user", "content": "hi"}]
+    engine.answer(CALLS, FinishReason.STOP)
+    plain = await client.chat.completions.create(model=api.model, messages=messages, tools=TOOLS)
+    engine.answer(CALLS, FinishReason.STOP)
+    async with client.chat.completions.stream(model=api.model, messages=messages, tools=TOOLS) as stream:
+        streamed = await stream.get_final_completion()
+    for answer in (plain, streamed):
+        [choice] = answer.choices
+        assert (choice.message.content, choice.finish_reason) == ("Well.", "tool_calls")
+        assert [call.function.name for call in choice.message.tool_calls] == ["f", "f"]
+        assert [call.function.arguments for call in choice.message.tool_calls] == ['{"a": [1, "é"]}'] * 2
+        assert len({call.id for call in choice.message.tool_calls}) == 2
+    engine.answer("42", FinishReason.STOP)
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "x"} for call in plain.choices[0].message.tool_calls
+    ]
+    again = await client.chat.completions.create(
+        model=api.model, messages=[*messages, plain.choices[0].message, *results], tools=TOOLS
+    )
+    assert again.choices[0].message.content == "42"
+
+
+async def test_log_probabilities_of_a_chat(client, api, engine) -> None:
+    engine.answer("té", FinishReason.STOP)
+    answer = await client.chat.completions.create(
+        model=api.model, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=1
+    )
+    entries = answer.choices[0].logprobs.content
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == "té"
+    assert entries[0].top_logprobs[0].token == "e"
