@@ -20,10 +20,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from block_manager.hashing import BlockHashes
+from engine.grammar_compiler import GrammarCompiler
+from engine.grammar_queue import GrammarQueue
+from engine.grammar_source import GrammarError
 from engine.logit_edits import LogitEdit, LogitEditor, NothingAllowed, TokenConstraint
 from engine.messages import (
     EngineRequest,
@@ -42,12 +46,13 @@ from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import DrawnToken, StepResult, StepRunner
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 from scheduler.output import TokenOutput
-from scheduler.refusal import NeverFits, Refusal
+from scheduler.refusal import NeverFits, Refusal, RefusalReason
 from scheduler.request import FinishReason, Request
 from scheduler.scheduler import Scheduler
 
 MAX_FAILED_STEPS = 3
 STATS_INTERVAL_SECONDS = 0.5
+GRAMMAR_WAIT_SECONDS = 0.01  # that messages wait at most while there is nothing to do but to compile
 
 
 class EngineBroken(Exception):
@@ -87,6 +92,8 @@ class Engine:
         self._audit_interval = audit_interval
         self._queue_timeout = queue_timeout
         self._executor = executor or InlineExecutor()
+        self._compiler = GrammarCompiler(vocab_size, eos_token_ids)
+        self._grammars = GrammarQueue(self._compiler, queue_timeout)
         self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
         self._sampling: dict[str, SamplingParams] = {}
         self._editors: dict[str, LogitEditor] = {}  # of those whose logits change before they draw
@@ -102,6 +109,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        return self._runs or bool(self._grammars)
+
+    @property
+    def _runs(self) -> bool:
         return bool(self._pending) or self._under_way is not None or self.scheduler.has_work
 
     # ---- requests come and go
@@ -109,8 +120,36 @@ class Engine:
     def submit(self, request: EngineRequest, constrain: Callable[[], TokenConstraint] | None = None) -> None:
         """Queue a request. One that cannot run ends at once, with an error; it never reaches a step.
 
-        ``constrain`` makes the constraint of each of its sequences, where its sampling has a grammar.
+        ``constrain`` makes the constraint of each of its sequences, where its sampling has a grammar. Without it, the
+        grammar is compiled first.
         """
+        if request.sampling.grammar is None or constrain is not None:
+            self._queue(request, constrain)
+        else:
+            self._grammars.add(request)
+
+    def use_tokens(self, tokens: Sequence[bytes]) -> None:
+        """What tokens stand for (see `TokenTable`); before the first grammar."""
+        self._compiler.use_tokens(tokens)
+
+    def _queue_compiled(self) -> None:
+        """Queue what has waited for its grammar, or say why it never will be."""
+        if not self._runs:
+            self._grammars.wait(GRAMMAR_WAIT_SECONDS)
+        for one in self._grammars.take_compiled():
+            draws_eos = not one.request.sampling.ignore_eos
+            self._queue(one.request, partial(one.grammar.matcher, draws_eos=draws_eos), one.arrived)
+        for name, failure in self._grammars.take_refused():
+            if failure.code in (RefusalReason.TIMEOUT.value, RefusalReason.QUEUE_TIMEOUT.value):
+                self.scheduler.counters.refusals[RefusalReason(failure.code)] += 1
+            self._pending.append(_failed(name, failure))
+
+    def _queue(
+        self,
+        request: EngineRequest,
+        constrain: Callable[[], TokenConstraint] | None = None,
+        arrived: float | None = None,
+    ) -> None:
         sampling = request.sampling
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._seeds.getrandbits(63))
@@ -122,7 +161,7 @@ class Engine:
                 raise ValueError("a request for an embedding draws no tokens, and is for one sequence")
             family = [self._request(request, name, sampling, editors.get(name)) for name in names]
             family[0].children = family[1:]
-            self.scheduler.add(family[0])
+            self.scheduler.add(family[0], arrived)
         except (NeverFits, ValueError) as error:
             code = "never_fits" if isinstance(error, NeverFits) else "invalid"
             failure = Failure(code=code, message=str(error))
@@ -180,7 +219,7 @@ class Engine:
     def abort(self, request_ids: list[str]) -> None:
         """End these requests, in whatever state they are; ids that have ended or never were are ignored."""
         for request_id in request_ids:
-            if self.scheduler.finish(request_id) is not None:
+            if self.scheduler.finish(request_id) is not None or self._grammars.remove(request_id):
                 self._forget(request_id)
                 self._pending.append(
                     RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
@@ -190,6 +229,8 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Schedule, execute, account. Raises EngineBroken when steps fail one after the other."""
+        if self._grammars:
+            self._queue_compiled()
         started = time.perf_counter()
         batch = self.scheduler.schedule()
         deltas, self._pending = self._pending, []
@@ -224,7 +265,10 @@ class Engine:
             try:
                 found = [editor.edit(share.output_index + place) for place in range(share.num_drafts + 1)]
             except Exception as error:
-                self._fail_alone(name, error)
+                if isinstance(error, NothingAllowed) and editor.may_end():
+                    self._stop_alone(name)
+                else:
+                    self._fail_alone(name, error)
             else:
                 if any(edit is not None for edit in found):
                     edits[name] = found
@@ -234,6 +278,8 @@ class Engine:
         """End a request that nobody else shares the fault of; the next step's output says so."""
         if isinstance(error, NothingAllowed):
             failure = Failure(code="invalid", message=str(error), started=True)
+        elif isinstance(error, GrammarError):
+            failure = Failure(code="invalid_grammar", message=str(error), started=True)
         else:
             traceback.print_exception(error)
             message = f"what the next token may be could not be told: {type(error).__name__}: {error}"
@@ -241,6 +287,20 @@ class Engine:
         self.scheduler.finish(request_id)
         self._forget(request_id)
         self._pending.append(_failed(request_id, failure))
+
+    def _stop_alone(self, request_id: str) -> None:
+        """End a request whose output is whole without another token; the next step's output says so."""
+        request = self.scheduler.finish(request_id)
+        self._forget(request_id)
+        if request is not None:
+            end = RequestDelta(
+                request_id=request_id,
+                token_ids=[],
+                finish_reason=FinishReason.STOP,
+                num_cached_tokens=request.num_cached_tokens or 0,
+                ledger=request_ledger(request),
+            )
+            self._pending.append(end)
 
     def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
@@ -267,6 +327,7 @@ class Engine:
             self._delta(output, drawn.get(output.request.request_id), pieces.pop(output.request.request_id, None))
             for output in outputs
         ]
+        self._compiler.masks.begin()
         return deltas + [
             RequestDelta(request_id=name, token_ids=[], prompt_logprobs=piece.logprobs)
             for name, piece in pieces.items()
@@ -276,32 +337,40 @@ class Engine:
     def _delta(self, output: TokenOutput, drawn: DrawnToken | None, piece: PromptPiece | None) -> RequestDelta:
         request = output.request
         token_ids = [] if output.token_id is None else [*output.accepted, output.token_id]
-        if output.finish_reason is not None:
+        reason = self._ending(output, token_ids) if self._editors else output.finish_reason
+        if reason is not None:
             self._forget(request.request_id)
-        elif self._editors:
-            self._accept(request.request_id, token_ids)
         named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
         return RequestDelta(
             request_id=request.request_id,
             token_ids=token_ids,
-            finish_reason=output.finish_reason,
+            finish_reason=reason,
             stop_token_id=output.token_id if named else None,
             num_cached_tokens=request.num_cached_tokens or 0,
             logprob=0.0 if drawn is None else drawn.logprob,
             logprobs=[] if drawn is None else list(drawn.logprobs),
             prompt_logprobs=[] if piece is None else piece.logprobs,
             embedding=None if piece is None else piece.embedding,
-            ledger=None if output.finish_reason is None else request_ledger(request),
+            ledger=None if reason is None else request_ledger(request),
         )
 
-    def _accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+    def _ending(self, output: TokenOutput, token_ids: Sequence[int]) -> FinishReason | None:
+        """Tell a request's editor of its tokens; why they end it. A whole output at the limit is a stop, no length."""
+        request_id, reason = output.request.request_id, output.finish_reason
         editor = self._editors.get(request_id)
-        if editor is not None:
-            try:
-                for token_id in token_ids:
-                    editor.accept(token_id)
-            except Exception as error:
+        if editor is None or reason is FinishReason.STOP:
+            return reason
+        try:
+            for token_id in token_ids:
+                editor.accept(token_id)
+        except Exception as error:
+            if reason is None:
                 self._fail_alone(request_id, error)
+            return reason
+        if not editor.is_over:
+            return reason
+        self.scheduler.finish(request_id)
+        return FinishReason.STOP
 
     def _refused(self, refusal: Refusal) -> RequestDelta:
         self._forget(refusal.request_id)
@@ -353,12 +422,13 @@ class Engine:
     def explain(self, request_id: str) -> RequestExplanation | None:
         """Why a request waits, or was preempted; None when it is not known, or no longer."""
         explanation = self.scheduler.explain(request_id)
-        return None if explanation is None else request_explanation(explanation)
+        return self._grammars.explain(request_id) if explanation is None else request_explanation(explanation)
 
     def stats(self) -> EngineStats:
         """Pages, queues and counters, now."""
         return scheduler_stats(
             self.scheduler,
+            self._grammars,
             page_bytes=self._page_bytes,
             steps=self._steps,
             step_seconds=self._step_seconds,

@@ -41,6 +41,13 @@ class TokenConstraint(Protocol):
     def accept(self, token_id: int) -> None:
         """The sequence goes on with this token. Work on what is allowed next may begin here."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can follow: the output is whole, without a token that says so."""
+
+    def may_end(self) -> bool:
+        """Whether the output is whole, so that it may end here where nothing else is allowed."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogitEdit:
@@ -120,6 +127,15 @@ class LogitEditor:
     def reads_tokens(self) -> bool:
         """Whether an edit depends on the tokens before it, and not only on how many there are."""
         return self._has_penalties or self._constraint is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its constraint says that nothing can follow."""
+        return self._constraint is not None and self._constraint.is_over
+
+    def may_end(self) -> bool:
+        """Whether its constraint says that the output is whole."""
+        return self._constraint is not None and self._constraint.may_end()
 
     def accept(self, token_id: int) -> None:
         """The sequence goes on with this token."""

@@ -59,6 +59,15 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     request_ids: list[str]
 
 
+class TokenTable(msgspec.Struct, frozen=True, tag="tokens"):
+    """The bytes that each token stands for inside a text, none for tokens that are never in one.
+
+    It comes once, before the first request with a grammar.
+    """
+
+    tokens: list[bytes]
+
+
 class ExplainRequest(msgspec.Struct, frozen=True, tag="explain"):
     """Ask why a request waits, or was preempted; answered between two steps with an `Explained`."""
 
@@ -77,7 +86,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request ended with an error. ``code`` is a RefusalReason, "never_fits", "invalid" or "step_failed".
+    """Why a request ended with an error. ``code`` is a RefusalReason, "never_fits", "invalid", "invalid_grammar" or
+    "step_failed".
 
     ``started``: it had begun to run. ``retry_after``: seconds after which it may be worth while to come again.
     """
@@ -296,5 +306,5 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = EngineRequest | AbortRequests | ExplainRequest | ReadStats | Shutdown
+ToEngine = TokenTable | EngineRequest | AbortRequests | ExplainRequest | ReadStats | Shutdown
 FromEngine = StepOutput | StatsRead | Explained | LoadProgress | EngineReady | EngineFailed

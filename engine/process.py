@@ -28,6 +28,7 @@ from engine.messages import (
     ReadStats,
     Shutdown,
     StatsRead,
+    TokenTable,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def run(engine: Engine, channel: Channel) -> None:
         for message in messages:
             if isinstance(message, EngineRequest):
                 engine.submit(message)
+            elif isinstance(message, TokenTable):
+                engine.use_tokens(message.tokens)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)
             elif isinstance(message, ExplainRequest):

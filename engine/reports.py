@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from block_manager.prefix_index import MissReason
+from engine.grammar_queue import GrammarQueue
 from engine.messages import EngineStats, GroupUsage, Ledger, PreemptionCount, PreemptionNote, RequestExplanation
 from scheduler.explanation import Explanation
 from scheduler.preemption_record import Preemption, PreemptionCause, PreemptionKind
@@ -14,13 +15,20 @@ from scheduler.scheduler import Scheduler
 
 
 def scheduler_stats(
-    scheduler: Scheduler, *, page_bytes: int, steps: int, step_seconds: float, audit_failures: int
+    scheduler: Scheduler,
+    grammars: GrammarQueue,
+    *,
+    page_bytes: int,
+    steps: int,
+    step_seconds: float,
+    audit_failures: int,
 ) -> EngineStats:
     """Pages, queues and counters, now. Looks at every open sequence, so not at every step."""
     usage = scheduler.blocks.usage()
     counters = scheduler.counters
     host = scheduler.blocks.host
     reasons = scheduler.planner.wait_reasons()
+    reasons[WaitReason.GRAMMAR] = len(grammars)
     return EngineStats(
         pages_total=usage.total,
         pages_free=usage.free,
@@ -39,10 +47,10 @@ def scheduler_stats(
             for group in usage.groups
         ],
         running=len(scheduler.running),
-        waiting=len(scheduler.waiting),
+        waiting=len(scheduler.waiting) + len(grammars),
         waiting_by_reason={reason.value: reasons[reason] for reason in WaitReason},
         queued_tokens=scheduler.waiting.num_tokens,
-        longest_wait_seconds=scheduler.longest_wait_seconds,
+        longest_wait_seconds=max(scheduler.longest_wait_seconds, grammars.longest_wait_seconds),
         oldest_cached_seconds=usage.oldest_cached_seconds,
         host_pages_total=host.num_pages,
         host_pages_free=host.free_pages,

@@ -47,6 +47,7 @@ class WaitReason(enum.StrEnum):
     TOKENS = "tokens"  # the step had no tokens left for it
     PREEMPTION = "preemption"  # somebody was preempted in this step, so nobody starts
     BEHIND = "behind"  # others go first
+    GRAMMAR = "grammar"  # it has not come to the scheduler yet: what its output must be is being compiled
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -72,12 +72,12 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, arrived: float | None = None) -> None:
         """Queue a request; raises NeverFits when the pool could not hold it even alone.
 
         A request without a prompt has no step that could end it: ValueError. Children are known from here on, but run
         only when the prompt is computed. When the queue is full, the next step refuses the request (see
-        `take_refusals`).
+        `take_refusals`). ``arrived``: when it did, where that was not now.
         """
         for member in request.family:
             if member.request_id in self._requests:
@@ -89,7 +89,7 @@ class Scheduler:
             )
         self._admission.prove(request)
         request.block_hashes.extend(request.token_ids)
-        now = self._clock()
+        now = self._clock() if arrived is None else arrived
         for member in request.family:
             member.arrived, member.order = now, next(self._orders)
             member.lane, member.key = self.policy.lane(member), self.policy.key(member)

@@ -115,6 +115,11 @@ class Tokenizer:
         token_id: int | None = self._vocabulary.backend.token_to_id(spelling)
         return token_id
 
+    def text_bytes(self) -> list[bytes]:
+        """The exact bytes of every token inside a text, by id; nothing for tokens that are not text. Takes a while."""
+        spelled = (self._spelled(token_id) for token_id in range(self.vocab_size))
+        return [b"" if self.is_special(token_id) else content for token_id, content in enumerate(spelled)]
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model rather than standing for text."""
         return token_id in self._vocabulary.special_ids

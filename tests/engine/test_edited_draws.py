@@ -41,7 +41,12 @@ def model(request: pytest.FixtureRequest) -> Path:
 
 
 class Walk:
-    """Allows what is at most 40 ids above the token before."""
+    """Allows what is at most 40 ids above the token before, for ever."""
+
+    is_over = False
+
+    def may_end(self) -> bool:
+        return False
 
     def __init__(self) -> None:
         self.newest = 0
@@ -338,7 +343,7 @@ def test_a_request_whose_prompt_no_token_may_follow_fails_with_its_samples(rig: 
     ("sampling", "message"),
     [
         ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000 is outside the vocabulary of"),
-        ({"grammar": GRAMMAR}, "a grammar needs its constraint"),
+        ({"grammar": GRAMMAR}, "a grammar came before the tokens"),
     ],
 )
 def test_what_cannot_be_edited_is_refused_at_once(

@@ -18,6 +18,11 @@ INF = float("inf")
 class Allowing:
     """Allows ``sets[i]`` after i tokens."""
 
+    is_over = False
+
+    def may_end(self) -> bool:
+        return False
+
     def __init__(self, vocab_size: int, sets: list[set[int] | None]) -> None:
         self.vocab_size = vocab_size
         self.sets = sets
