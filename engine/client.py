@@ -42,6 +42,7 @@ from engine.messages import (
     Shutdown,
     StatsRead,
     StepOutput,
+    TokenTable,
 )
 
 MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
@@ -100,6 +101,8 @@ class EngineClient:
         self._unfollowed: set[str] = set()  # children whose deltas nobody reads yet
         self._query_ids = itertools.count(1)
         self._queries: dict[int, asyncio.Future[StatsRead | Explained]] = {}
+        self._token_table: bytes | None = None  # as a frame
+        self._knows_tokens = False  # this engine process
         self._gave_up = asyncio.Event()
         self._last_heard = 0.0
         self._deaths: list[float] = []
@@ -145,6 +148,7 @@ class EngineClient:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": search_path},
             )
+        self._knows_tokens = False
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._writer.write(frame(self._config))
         return reader
@@ -280,6 +284,11 @@ class EngineClient:
         ready, capacity = self._serving()
         return min(ready.max_model_len, capacity.max_tokens(ready.max_model_len - 1) + 1) - num_prompt_tokens
 
+    async def learn_tokens(self, make_tokens: Callable[[], list[bytes]]) -> None:
+        """Before the first request with a grammar: what the tokens stand for (see `TokenTable`), made in a thread."""
+        if self._token_table is None:
+            self._token_table = await asyncio.to_thread(lambda: frame(TokenTable(make_tokens())))
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         """Submit and yield deltas; the last has a finish_reason. Deltas merge while the consumer is slow.
 
@@ -295,6 +304,8 @@ class EngineClient:
             self._last_heard = time.monotonic()
         self._collectors.update((name, Collector()) for name in family)
         self._unfollowed.update(request.children)
+        if request.sampling.grammar is not None:
+            self._send_tokens()
         self._send(request)
         try:
             with self._collecting(request.request_id) as collector:
@@ -348,6 +359,14 @@ class EngineClient:
         del self._collectors[request_id]
         if self.state is EngineState.READY:
             self._send(AbortRequests([request_id]))
+
+    def _send_tokens(self) -> None:
+        """Each engine process is told once, and only where it needs them."""
+        if self._token_table is None:
+            raise ValueError("a request with a grammar came before the tokens")
+        if not self._knows_tokens and self._writer is not None:
+            self._writer.write(self._token_table)
+            self._knows_tokens = True
 
     def _serving(self) -> tuple[EngineReady, Capacity]:
         if self.state is not EngineState.READY or self.ready is None or self._capacity is None:

@@ -13,6 +13,7 @@ import re
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark, is_lark_syntax
 
 from engine.sampling_params import Grammar, GrammarKind
 
@@ -53,9 +54,7 @@ def source_of(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             start = " | ".join(map(json.dumps, json.loads(grammar.text)))
         case GrammarKind.LARK:
-            if _OWN_OPTIONS.search(grammar.text):
-                raise GrammarError("%llguidance sets options of the server, not of a grammar")
-            return grammar.text + _OPTIONS
+            return _lark(grammar.text) + _OPTIONS
     return f"start: {start}{_OPTIONS}"
 
 
@@ -70,10 +69,22 @@ def readable(message: str, kind: GrammarKind) -> str:
     """What llguidance says of a grammar, without the source that it quotes."""
     if message.startswith("panic"):
         return "it cannot be compiled"
-    text = _QUOTED_SOURCE.split(message, maxsplit=1)[0].strip()
+    text = _QUOTED_SOURCE.split(message, maxsplit=1)[0].removesuffix("<non-verbose/>").strip()
     if kind is not GrammarKind.LARK:
         text = _SCHEMA_ERROR.sub("", _PLACE.sub("", text))
     return text[:_MOST_MESSAGE_CHARACTERS]
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark, given in Lark or in the EBNF of GBNF files, with "::=" in its rules."""
+    if _OWN_OPTIONS.search(text):
+        raise GrammarError("%llguidance sets options of the server, not of a grammar")
+    if "::=" not in text or is_lark_syntax(text):
+        return text
+    try:
+        return _OWN_OPTIONS.sub("//", gbnf_to_lark(text))
+    except (GbnfToLarkError, RecursionError) as error:
+        raise GrammarError(str(error)[:_MOST_MESSAGE_CHARACTERS]) from None
 
 
 def _schema(text: str) -> str:

@@ -17,7 +17,7 @@ class GrammarKind(enum.StrEnum):
     JSON_OBJECT = "json_object"  # any JSON object; no text
     REGEX = "regex"
     CHOICE = "choice"  # a JSON array of strings, one of which is the output
-    LARK = "lark"
+    LARK = "lark"  # or EBNF, as in GBNF files
 
 
 class Grammar(msgspec.Struct, frozen=True):

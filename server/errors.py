@@ -103,6 +103,8 @@ def from_failure(failure: Failure) -> ApiError:
     if code == "timeout":
         # the client said how long it would wait: it does not want to begin again
         return ApiError(504 if failure.started else 503, message, code=code, headers=NO_RETRY)
+    if code == "invalid_grammar":
+        return bad_request(message, code=code)
     if code == "never_fits":
         return bad_request(message, code="kv_capacity_exceeded")
     return ApiError(500, message, code=code if code == "step_failed" else "engine_error")

@@ -12,6 +12,7 @@ from engine.client import EngineClient, EngineState
 from engine.messages import EngineReady
 from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
+from server.grammar_checker import GrammarChecker
 from server.metrics import Metrics
 from server.openai.responses.response_store import ResponseStore
 from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
@@ -52,6 +53,7 @@ class ServerState:
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,15 @@ from server.errors import ApiError, bad_request
 NeutralValues = dict[str, tuple[object, ...]]
 
 
+class WrongField(ValueError):
+    """What is wrong inside a field that a validator of ours reads; ``location`` leads there from the field."""
+
+    def __init__(self, message: str, *location: int | str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.location = location
+        self.code = code
+
+
 class Body(BaseModel):
     """A JSON object. ``NEUTRAL``: fields it does not serve, with the values beside null that ask for nothing."""
 
@@ -104,6 +113,9 @@ def _from_validation(error: ValidationError, at: str) -> ApiError:
         what = "unsupported" if known else "unknown"
         return bad_request(f"{what} parameter: {param}", param, f"{what}_parameter")
     cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, WrongField):
+        param = _path((*first["loc"], *cause.location))
+        return bad_request(f"{param}: {cause}", param, cause.code)
     if first["type"] == "model_type":
         message = "must be an object"
     else:

@@ -29,6 +29,7 @@ from server.openai.submission import (
     check_vocabulary,
     choose_max_tokens,
     encode,
+    prepare_grammar,
 )
 from server.prompt_reading import PromptReading
 from server.request_id import identify
@@ -62,6 +63,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
             state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates
         )
         prompts.append((token_ids, max_tokens))
+    await prepare_grammar(state, body.grammar, body.grammar_field)
     authorization = request.headers.get("authorization")
     group = Submission(
         state=state,
@@ -72,6 +74,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         salt=state.api_keys.salt(authorization, body.cache_salt),
         tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
+        grammar=body.grammar,
     ).prepare(prompts)
     fields = {
         "id": request_id.own,

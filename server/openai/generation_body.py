@@ -11,8 +11,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import Grammar, SamplingParams
 from server.openai.body import Body, NeutralValues
+from server.openai.structured_output import (
+    OneGrammar,
+    read_choice,
+    read_grammar,
+    read_json,
+    read_regex,
+    read_response_format,
+    read_structured_outputs,
+)
 from server.output_text import TextRules
 
 MAX_STOP_STRINGS = 16
@@ -27,6 +36,14 @@ MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 MAX_REPETITION_PENALTY = 10
 MAX_INT32 = 2**31 - 1
+GRAMMAR_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 TOKEN_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 # Fields of the OpenAI API, and of servers like this one, that Octavo does not serve, with the values that ask for
@@ -37,8 +54,6 @@ NEUTRAL_SAMPLING: NeutralValues = {
     "use_beam_search": (False,),
     "echo": (False,),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
 }
 
 
@@ -123,6 +138,12 @@ class GenerationBody(Body):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_SECONDS)
     context_overflow: Literal["error", "rotate"] | None = None
     include_ledger: bool | None = None
+    response_format: Annotated[OneGrammar, PlainValidator(read_response_format)] = None
+    structured_outputs: Annotated[OneGrammar, PlainValidator(read_structured_outputs)] = None
+    guided_json: Annotated[OneGrammar, PlainValidator(read_json)] = None
+    guided_regex: Annotated[OneGrammar, PlainValidator(read_regex)] = None
+    guided_choice: Annotated[OneGrammar, PlainValidator(read_choice)] = None
+    guided_grammar: Annotated[OneGrammar, PlainValidator(read_grammar)] = None
     user: str | None = None
 
     @field_validator("stream_options")
@@ -131,6 +152,25 @@ class GenerationBody(Body):
         if options is not None and not info.data.get("stream", True):
             raise ValueError("allowed only with stream: true")
         return options
+
+    @field_validator(*GRAMMAR_FIELDS[1:])
+    @classmethod
+    def _one_grammar(cls, grammar: OneGrammar, info: ValidationInfo) -> OneGrammar:
+        others = [name for name in GRAMMAR_FIELDS if info.data.get(name) is not None]
+        if grammar is not None and others:
+            raise ValueError(f"not together with {others[0]}: an output follows one grammar")
+        return grammar
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that says what the output must be, if there is one."""
+        return next((name for name in GRAMMAR_FIELDS if getattr(self, name) is not None), None)
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output must be a word of."""
+        name = self.grammar_field
+        return None if name is None else getattr(self, name)
 
     @property
     def include_usage(self) -> bool:

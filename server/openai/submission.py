@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+import msgspec
+
 from engine.client import EngineClient, EngineError
 from engine.messages import EngineReady, EngineRequest, RequestDelta
+from engine.sampling_params import Grammar, SamplingParams
 from server.errors import bad_request, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
@@ -114,11 +117,24 @@ def choose_max_tokens(
     return wanted
 
 
+async def prepare_grammar(state: ServerState, grammar: Grammar | None, param: str | None) -> None:
+    """Make sure that the engine can follow ``grammar``; ApiError 400, naming ``param``, where it does not compile."""
+    if grammar is None:
+        return
+    problem = await state.grammars.problem(grammar)
+    if problem is not None:
+        raise bad_request(f"{param}: {problem}" if param else problem, param, "invalid_grammar")
+    _, tokenizer = state.require_ready()
+    await state.client.learn_tokens(tokenizer.text_bytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """What all sequences of one API request share. ``salt`` is the request's own and its API key's, together.
 
-    ``tenant`` is whose share of the server it counts towards; ``arrived`` is on the clock of ``time.monotonic``.
+    ``grammar`` is what outputs must be words of, as `prepare_grammar` has found it fit. It says itself when they end:
+    stop strings and stop tokens may lie inside, and are not looked for. ``tenant`` is whose share of the server it
+    counts towards; ``arrived`` is on the clock of ``time.monotonic``.
     ``shown_token_ids`` become text though they are special.
     """
 
@@ -131,6 +147,7 @@ class Submission:
     tenant: str
     arrived: float
     shown_token_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
     def prepare(self, prompts: Sequence[tuple[list[int], int]]) -> GenerationGroup:
         """The samples of each (prompt token ids, max_tokens); ApiError 400 for more min_tokens than those."""
@@ -157,7 +174,7 @@ class Submission:
         request = EngineRequest(
             request_id=first,
             prompt_token_ids=prompt_token_ids,
-            sampling=self.body.sampling(max_tokens),
+            sampling=self._sampling(max_tokens),
             children=others,
             cache_salt=self.salt,
             rotates=self.body.rotates,
@@ -174,7 +191,8 @@ class Submission:
             num_top=self.body.num_logprobs,
             tells_logprobs=self.body.num_prompt_logprobs is not None,
         )
-        rules = replace(self.body.text_rules(self.stops), shown_token_ids=self.shown_token_ids)
+        stops = self.stops if self.grammar is None else ()
+        rules = replace(self.body.text_rules(stops), shown_token_ids=self.shown_token_ids)
         begun = asyncio.Event()
         sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]
         generations = [
@@ -182,6 +200,12 @@ class Submission:
             for source in sources
         ]
         return PromptSamples(prompt, generations, self.body.num_choices)
+
+    def _sampling(self, max_tokens: int) -> SamplingParams:
+        sampling = self.body.sampling(max_tokens)
+        if self.grammar is None:
+            return sampling
+        return msgspec.structs.replace(sampling, grammar=self.grammar, stop_token_ids=[])
 
 
 def _begin(client: EngineClient, request: EngineRequest, begun: asyncio.Event) -> AsyncGenerator[RequestDelta]:
