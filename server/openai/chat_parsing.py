@@ -56,6 +56,8 @@ def choose_parsing(state: ServerState, body: ChatBody, template: ChatTemplate, t
     if body.must_call:
         message = "tool_choice: this server cannot make a model call a tool"
         raise bad_request(message, "tool_choice", "unsupported_parameter")
+    if body.grammar is not None:
+        return ChatParsing(tags=None, format=None)  # all of the answer is what the client has asked for
     names = tuple(tool.function.name for tool in body.offered_tools)
     return ChatParsing(
         tags=_choose_tags(state, template, tokenizer),

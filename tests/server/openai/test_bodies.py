@@ -72,8 +72,6 @@ async def test_values_at_the_limits_are_taken(api, fields) -> None:
         ("suffix", "end"),
         ("length_penalty", 1.5),
         ("use_beam_search", True),
-        ("response_format", {"type": "json_object"}),
-        ("structured_outputs", {"regex": "a"}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -151,8 +149,6 @@ async def test_a21_prompt_logprobs_do_not_stream(api, engine) -> None:
         ("function_call", {"name": "f"}),
         ("documents", [{"text": "x"}]),
         ("chat_template", "{{ messages }}"),
-        ("response_format", {"type": "sound"}),
-        ("structured_outputs", 3),
         ("store", True),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "high"),
