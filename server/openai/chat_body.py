@@ -9,7 +9,13 @@ from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 from server.openai.body import NeutralValues
 from server.openai.chat_message import ChatMessage, read_message
 from server.openai.chat_tools import MAX_TOOLS, NamedTool, ToolChoice, ToolDefinition, read_tool_choice
-from server.openai.generation_body import MAX_INT32, MAX_LOGPROBS, NEUTRAL_SAMPLING, GenerationBody
+from server.openai.generation_body import (
+    GRAMMAR_FIELDS,
+    MAX_INT32,
+    MAX_LOGPROBS,
+    NEUTRAL_SAMPLING,
+    GenerationBody,
+)
 
 TOOL_CHARACTERS = 500  # of a tool's definition, about
 
@@ -71,6 +77,9 @@ class ChatBody(GenerationBody):
             raise ValueError("needs tools")
         if isinstance(choice, NamedTool) and choice.name not in {tool.function.name for tool in tools}:
             raise ValueError(f"no tool is named {choice.name[:64]!r}")
+        field = next((name for name in GRAMMAR_FIELDS if info.data.get(name) is not None), None)
+        if field is not None and (choice == "required" or isinstance(choice, NamedTool)):
+            raise ValueError(f"not together with {field}: the answer is a call, or what that says")
         return choice
 
     @field_validator("add_generation_prompt")
@@ -112,6 +121,12 @@ class ChatBody(GenerationBody):
     def must_call(self) -> bool:
         """Whether the answer must be a call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def required_tools(self) -> list[ToolDefinition]:
+        """Tools of which one must be called: the one that is named, or any."""
+        name = self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None
+        return [tool for tool in self.tools or () if name is None or tool.function.name == name]
 
     @property
     def continues(self) -> bool:

@@ -1,4 +1,4 @@
-"""ChatParsing: how the text of a chat's answers is read: for tool calls, for reasoning, or not at all.
+"""ChatParsing: how the text of a chat's answers is read: for tool calls, for reasoning, or not at all; what it must be.
 
 Chooses by what the server was told, what the model's chat template shows, and what the chat asks for. Knows formats by
 name only. Invariant: tools are refused where nobody could tell a call from text.
@@ -9,26 +9,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.sampling_params import Grammar
 from server.errors import bad_request
+from server.openai.body import WrongField
 from server.openai.chat_body import ChatBody
+from server.openai.chat_tools import NamedTool
+from server.openai.structured_output import ToolSignature, grammar_of_tool_calls
 from server.options import AUTO, NONE
 from server.state import ServerState
 from server.text.chat_template import ChatTemplate
 from server.text.message_parser import MessageParser
 from server.text.reasoning import REASONING_TAGS, ReasoningSplitter, ReasoningTags, detect_tags
 from server.text.tokenizer import Tokenizer
-from server.text.tool_calls.formats import FORMATS, ToolCallFormat, detect_format
+from server.text.tool_calls.formats import (
+    FORMATS,
+    JSON_ARRAY,
+    PLAIN_JSON,
+    CallFrame,
+    ToolCallFormat,
+    detect_format,
+)
 from server.text.tool_calls.parser import ToolOffer
 
 
 @dataclass(frozen=True, slots=True)
 class ChatParsing:
-    """``tags`` and ``format`` are None where nothing is to be found. ``names``: the tools that may be called."""
+    """``tags`` and ``format`` are None where nothing is to be found. ``names``: the tools that may be called.
+
+    ``grammar`` is what the answer must be, and ``grammar_field`` the field of the body that says so.
+    """
 
     tags: ReasoningTags | None
     format: ToolCallFormat | None
     names: tuple[str, ...] = ()
     is_single: bool = False
+    grammar: Grammar | None = None
+    grammar_field: str | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -54,10 +70,9 @@ class ChatParsing:
 def choose_parsing(state: ServerState, body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> ChatParsing:
     """How the answers to ``body`` are read; ApiError 400 for tools whose calls could not be."""
     if body.must_call:
-        message = "tool_choice: this server cannot make a model call a tool"
-        raise bad_request(message, "tool_choice", "unsupported_parameter")
-    if body.grammar is not None:
-        return ChatParsing(tags=None, format=None)  # all of the answer is what the client has asked for
+        return _require_call(state, body, template)
+    if body.grammar is not None:  # all of the answer is what the client has asked for
+        return ChatParsing(tags=None, format=None, grammar=body.grammar, grammar_field=body.grammar_field)
     names = tuple(tool.function.name for tool in body.offered_tools)
     return ChatParsing(
         tags=_choose_tags(state, template, tokenizer),
@@ -65,6 +80,40 @@ def choose_parsing(state: ServerState, body: ChatBody, template: ChatTemplate, t
         names=names,
         is_single=body.parallel_tool_calls is False,
     )
+
+
+def _require_call(state: ServerState, body: ChatBody, template: ChatTemplate) -> ChatParsing:
+    """Calls and nothing else, in the model's own format where it can be made to write that."""
+    is_told = state.tool_call_parser != AUTO
+    found = _require_format(state, template) if is_told else detect_format(template.source)
+    chosen = found if found is not None and found.frame is not None else PLAIN_JSON
+    tools = body.required_tools
+    is_single = isinstance(body.tool_choice, NamedTool) or body.parallel_tool_calls is False
+    try:
+        grammar = grammar_of_tool_calls(
+            [ToolSignature(tool.function.name, tool.function.arguments_schema) for tool in tools],
+            **_framed(chosen.frame or JSON_ARRAY, is_single=is_single),
+            parallel=not is_single,
+        )
+    except WrongField as error:
+        place, *rest = error.location
+        at = f"tools[{(body.tools or []).index(tools[int(place)])}]" + "".join(f".{name}" for name in rest)
+        raise bad_request(f"{at}: {error}", at, error.code) from None
+    return ChatParsing(
+        tags=None,
+        format=chosen,
+        names=tuple(tool.function.name for tool in tools),
+        is_single=is_single,
+        grammar=grammar,
+        grammar_field="tools",
+    )
+
+
+def _framed(frame: CallFrame, *, is_single: bool) -> dict[str, str]:
+    around_each = {"begin": frame.begin, "end": frame.end}
+    if is_single:
+        return around_each
+    return {**around_each, "separator": frame.separator, "before": frame.before, "after": frame.after}
 
 
 def _choose_tags(state: ServerState, template: ChatTemplate, tokenizer: Tokenizer) -> ReasoningTags | None:

@@ -207,7 +207,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
 
     token_ids = await encode(prompt_ids, body.num_characters, "messages")
     max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
-    await prepare_grammar(state, body.grammar, body.grammar_field)
+    await prepare_grammar(state, parsing.grammar, parsing.grammar_field)
     authorization = request.headers.get("authorization")
     group = Submission(
         state=state,
@@ -219,7 +219,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
         tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
         shown_token_ids=parsing.shown_token_ids(tokenizer),
-        grammar=body.grammar,
+        grammar=parsing.grammar,
     ).prepare([(token_ids, max_tokens)])
     choices = None
     if parsing.is_needed:

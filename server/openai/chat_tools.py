@@ -31,6 +31,11 @@ class FunctionDefinition(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments, which are an object also where that goes without saying."""
+        return {"type": "object", **(self.parameters or {"properties": {}})}
+
 
 class ToolDefinition(Body):
     """A tool."""
@@ -42,7 +47,7 @@ class ToolDefinition(Body):
         """The tool as a chat template reads it."""
         function = self.function
         fields: dict[str, Any] = {"name": function.name, "description": function.description or ""}
-        fields["parameters"] = function.parameters or {"type": "object", "properties": {}}
+        fields["parameters"] = function.parameters or function.arguments_schema
         return {"type": "function", "function": fields}
 
 

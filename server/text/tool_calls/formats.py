@@ -32,23 +32,50 @@ def _make_mistral_id() -> str:
     return "".join(secrets.choice(alphabet) for _ in range(MISTRAL_ID_CHARACTERS))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFrame:
+    """What stands around calls ``{"name": ..., "arguments": ...}`` where nothing but calls is written.
+
+    ``begin`` and ``end`` around each; ``before`` and ``after`` around them all and ``separator`` between two, where
+    there may be several.
+    """
+
+    begin: str = ""
+    end: str = ""
+    separator: str
+    before: str = ""
+    after: str = ""
+
+
+JSON_ARRAY: Final = CallFrame(before="[", separator=", ", after="]")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """One way of writing calls. ``markers`` must be seen by the parser, also where they are control tokens."""
+    """One way of writing calls. ``markers`` must be seen by the parser, also where they are control tokens.
+
+    ``frame``: how a model can be made to write so; None where it is made to write `PLAIN_JSON` instead.
+    """
 
     name: str
     parser: Callable[[ToolOffer], ToolCallParser]
     markers: tuple[str, ...] = ()
     make_id: Callable[[], str] = _make_id
+    frame: CallFrame | None = None
 
 
-HERMES: Final = ToolCallFormat("hermes", HermesParser, (hermes.CALL, hermes.CALL_END))
+HERMES: Final = ToolCallFormat(
+    "hermes",
+    HermesParser,
+    (hermes.CALL, hermes.CALL_END),
+    frame=CallFrame(begin=f"{hermes.CALL}\n", end=f"\n{hermes.CALL_END}", separator="\n"),
+)
 LLAMA: Final = ToolCallFormat("llama3_json", LlamaParser, (llama.CALL,))
 MISTRAL: Final = ToolCallFormat(
     "mistral", MistralParser, (mistral.CALL, mistral.ARGUMENTS, mistral.CALL_ID), _make_mistral_id
 )
 PYTHONIC: Final = ToolCallFormat("pythonic", PythonicParser, (pythonic.BEGIN, pythonic.END))
-PLAIN_JSON: Final = ToolCallFormat("json", PlainJsonParser)
+PLAIN_JSON: Final = ToolCallFormat("json", PlainJsonParser, frame=JSON_ARRAY)
 
 FORMATS: Final[Mapping[str, ToolCallFormat]] = {one.name: one for one in (HERMES, LLAMA, MISTRAL, PYTHONIC, PLAIN_JSON)}
 

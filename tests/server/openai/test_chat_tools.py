@@ -6,9 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
+from engine.grammar_source import source_of
 from scheduler.request import FinishReason
 from server.text.chat_template import ChatTemplate
+from server.text.token_spelling import BYTE_LEVEL_ALPHABET
+from server.text.tokenizer import Tokenizer
 
 TOOLS = [
     {"type": "function", "function": {"name": "f", "description": "Does.", "parameters": {"type": "object"}}},
@@ -20,6 +24,8 @@ HERMES = ChatTemplate(
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
 )
 F = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+F_STRICT = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+G_STRICT = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 G = '<tool_call>\n{"name": "g", "arguments": {"b": [2, "é"]}}\n</tool_call>'
 
 
@@ -200,6 +206,27 @@ async def test_a_model_with_a_template_for_tools_uses_it_for_them_alone(api, eng
     assert prompt_of(engine) == "[user]hi"
 
 
+async def test_markers_that_are_control_tokens_are_read_and_shown_only_where_calls_are_looked_for(
+    api, engine, state
+) -> None:
+    markers = ["<|end|>", "<tool_call>", "</tool_call>"]
+    engine.tokenizer = state.tokenizer = Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": [*BYTE_LEVEL_ALPHABET, *markers],
+            "tokenizer.ggml.token_type": [1] * 256 + [3] * len(markers),
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 256,
+        }
+    )
+    assert await both(api, engine, F) == ({"content": None, "calls": [("f", '{"a": 1}')]}, "tool_calls")
+    assert engine.tokenizer.encode(F)[0] == 257
+    engine.answer(F, FinishReason.STOP)
+    content = (await api.chat()).json()["choices"][0]["message"]["content"]
+    assert content == F.removeprefix("<tool_call>").removesuffix("</tool_call>")
+
+
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 HISTORY = [
     {"role": "user", "content": "hi"},
@@ -354,3 +381,72 @@ async def test_a08_wrong_messages_about_tools_are_refused_by_name(api, engine, m
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert engine.requests == []
+
+
+class TestARequiredCall:
+    """A model that must call is held to it by a grammar."""
+
+    @staticmethod
+    def follows(engine, text: str) -> bool:
+        matcher = LLMatcher(LLTokenizer("byte"), source_of(engine.requests[-1].sampling.grammar), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+    @pytest.mark.parametrize(
+        ("fields", "ones", "others"),
+        [
+            ({"tool_choice": "required"}, [F_STRICT, f"{F_STRICT}\n{G_STRICT}"], ["", "no", f"{F_STRICT} "]),
+            ({"tool_choice": "required", "parallel_tool_calls": False}, [F_STRICT], [f"{F_STRICT}\n{G_STRICT}"]),
+            ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, [G_STRICT], [F_STRICT, ""]),
+        ],
+    )
+    async def test_in_the_models_own_format(self, api, engine, fields, ones, others) -> None:
+        for text in ones:
+            message, reason = await both(api, engine, text, **fields)
+            assert [name for name, _ in message["calls"]] == [name for name in "fg" if f'"{name}"' in text]
+            assert (message["content"], reason) == (None, "tool_calls")
+            assert self.follows(engine, text)
+        for text in others:
+            assert not self.follows(engine, text)
+
+    @pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ tools }}", "{{ tools }}[TOOL_CALLS]"])
+    async def test_as_json_for_other_models(self, api, engine, state, template) -> None:
+        state.chat_template = ChatTemplate(template)
+        state.client._become_ready(state.client.make_ready(max_model_len=4096, num_pages=400))
+        calls = ['{"name": "f", "arguments": {}}', '{"name": "g", "arguments": {}}']
+        message, reason = await both(api, engine, f"[{', '.join(calls)}]", tool_choice="required")
+        assert (message["calls"], reason) == ([("f", "{}"), ("g", "{}")], "tool_calls")
+        assert self.follows(engine, f"[{', '.join(calls)}]")
+        assert not self.follows(engine, calls[0])
+        named = {"type": "function", "function": {"name": "g"}}
+        assert (await both(api, engine, calls[1], tool_choice=named))[0]["calls"] == [("g", "{}")]
+        assert self.follows(engine, calls[1])
+        assert not self.follows(engine, calls[0])
+
+    async def test_tags_of_reasoning_are_not_looked_for(self, api, engine, state) -> None:
+        state.chat_template = ChatTemplate(HERMES.source + "<think>\n")
+        message, _ = await both(api, engine, F_STRICT, tool_choice="required")
+        assert message["calls"] == [("f", "{}")]
+
+    @pytest.mark.parametrize("place", [0, 1])
+    async def test_e05_a_schema_that_does_not_compile_is_refused(self, api, engine, place) -> None:
+        tools = [*TOOLS]
+        tools[place] = {"type": "function", "function": {"name": "h", "parameters": {"type": "hiccup"}}}
+        response = await api.chat(tools=tools, tool_choice="required")
+        api.assert_error(response, 400, param="tools", code="invalid_grammar")
+        assert engine.requests == []
+
+    async def test_a_schema_that_is_too_deep_is_refused_by_name(self, api, engine) -> None:
+        deep: dict[str, Any] = {}
+        for _ in range(100):
+            deep = {"properties": {"a": deep}}
+        tools = [TOOLS[0], {"type": "function", "function": {"name": "h", "parameters": deep}}]
+        named = {"type": "function", "function": {"name": "h"}}
+        response = await api.chat(tools=tools, tool_choice=named)
+        api.assert_error(response, 400, param="tools[1].function.parameters")
+        assert engine.requests == []
+
+    async def test_a_call_and_another_grammar_are_not_required_together(self, api, engine) -> None:
+        response = await api.chat(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
+        assert "response_format" in api.assert_error(response, 400, param="tool_choice")
+        assert engine.requests == []
