@@ -36,6 +36,18 @@ def test_a_directorys_own_template_is_used_and_the_users_wins(directory: Path) -
     assert (own.source, users.source) == ("own", "{{ 'users' }}")
 
 
+def test_a_template_for_tools_is_used_for_them_where_there_is_one(directory: Path) -> None:
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    sources = {"default": "own", "tool_use": "tools"}
+    entries = [{"name": name, "template": template} for name, template in sources.items()]
+    path.write_text(json.dumps(config | {"chat_template": entries}))
+    parts = load_text_parts(resolve_checkpoint(str(directory)), None)
+    assert parts.chat_template is not None
+    assert parts.tool_use_template is not None
+    assert (parts.chat_template.source, parts.tool_use_template.source) == ("own", "tools")
+
+
 @pytest.mark.slow
 def test_only_the_demo_model_gets_the_plain_transcript_by_itself(default_gguf: Path) -> None:
     demo = load_text_parts(resolve_checkpoint(None), None).chat_template

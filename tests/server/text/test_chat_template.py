@@ -184,7 +184,8 @@ def test_templates_without_a_default_are_refused() -> None:
         "{% for x in [m, m, m] recursive %}{% if x %}{{ loop([m] * 100) }}{% endif %}{% endfor %}",
     ],
 )
-def test_a_template_that_would_run_for_hours_ends(bomb: str) -> None:
+def test_a_template_that_would_run_for_hours_ends(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.text.chat_template.MAX_STEPS", 20_000)
     source = "{% set m = range(100) | list %}" + bomb
     with pytest.raises(ChatTemplateError, match=r"steps|failed"):
         render(source, USER)
@@ -208,7 +209,8 @@ def test_counted_loops_are_loops_like_any_other() -> None:
     assert render(source, USER, {"role": "user", "content": "Ho"}) == "1/2,Ho2/2.Hinonea11123"
 
 
-def test_each_rendering_has_steps_of_its_own() -> None:
+def test_each_rendering_has_steps_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.text.chat_template.MAX_STEPS", 20_022)  # 141 rounds, of 141 rounds each
     template = ChatTemplate("{% for a in m %}{% for b in m %}{% endfor %}{% endfor %}ok")
     for _ in range(3):
-        assert template.render([USER], special_tokens={}, variables={"m": list(range(1000))}) == "ok"
+        assert template.render([USER], special_tokens={}, variables={"m": list(range(141))}) == "ok"
