@@ -9,6 +9,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CLIENTS := .venv-clients
 
 MODEL ?=
 ARGS ?=
@@ -18,12 +19,13 @@ PORT ?= 8123
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-quick lint format bench clean
+.PHONY: help install install-node serve test test-quick test-clients lint format bench clean
 
 help:
 	@echo "make serve        serve a model at http://127.0.0.1:8000 (MODEL=..., ARGS=...)"
 	@echo "make test         run the whole test suite (ARGS=...)"
 	@echo "make test-quick   run what takes less than a minute"
+	@echo "make test-clients run other projects' clients against a server (ARGS=...); installs them into $(CLIENTS)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench        measure the default model (ARGS=...)"
@@ -40,11 +42,24 @@ $(INSTALLED): pyproject.toml constraints.txt $(wildcard setup.py kernels/cpu/*.c
 serve: $(INSTALLED)
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
 
-test: $(INSTALLED)
+# The official OpenAI client for Node, for the tests that use it; without npm they are skipped.
+install-node: $(INSTALLED)
+	@sh .ci/install-node tests/clients/node/package.json $(VENV)/node
+
+test: $(INSTALLED) install-node
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-quick: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-clients: $(INSTALLED) install-node $(CLIENTS)/.installed
+	@sh .ci/install-node tests/clients/ai_sdk/package.json $(CLIENTS)/node
+	@OCTAVO_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients $(ARGS)
+
+$(CLIENTS)/.installed: tests/clients/python/requirements.txt
+	@$(BIN)/python -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input install -qq -r $<
+	@touch $@
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
@@ -60,6 +75,6 @@ bench: $(INSTALLED)
 		--url http://127.0.0.1:$(PORT) --workloads W1,W2,W3 $(ARGS)
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 	@rm -f kernels/cpu/*.so

@@ -255,10 +255,10 @@ class EngineClient:
         prompt may fill the context.
         """
         ready, capacity = self._serving()
+        limit = f"this model's maximum context length is {ready.max_model_len} tokens"  # words that clients look for
         if num_prompt_tokens >= ready.max_model_len and max_tokens > 0:
             raise RequestTooLarge(
-                f"the prompt has {num_prompt_tokens} tokens; the context of {ready.max_model_len} must also hold "
-                "at least one token of the answer",
+                f"{limit}; the prompt has {num_prompt_tokens} tokens, and the answer needs at least one",
                 "context_length_exceeded",
             )
         total = num_prompt_tokens + max_tokens
@@ -266,8 +266,7 @@ class EngineClient:
             total = min(total, max(num_prompt_tokens + 1, capacity.max_tokens(ready.max_model_len)))
         if total > ready.max_model_len:
             raise RequestTooLarge(
-                f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} make {total}, more than the context of "
-                f"{ready.max_model_len} tokens",
+                f"{limit}; {num_prompt_tokens} prompt tokens and max_tokens {max_tokens} make {total}",
                 "context_length_exceeded",
             )
         # the last token of an answer is never computed, so it needs no slot

@@ -65,6 +65,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def context_exceeded(what: str, context: int, why: str) -> ApiError:
+    """A 400 for a part of the request that no context of so many tokens holds; in words that clients look for."""
+    message = f"{what}: this model's maximum context length is {context} tokens; {why}"
+    return bad_request(message, code="context_length_exceeded")
+
+
 def unavailable(message: str, code: str) -> ApiError:
     """A 503: the same request may work a moment later."""
     return ApiError(503, message, code=code, headers={"retry-after": str(RETRY_AFTER_SECONDS)})

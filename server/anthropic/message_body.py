@@ -106,6 +106,14 @@ class OutputConfig(Body):
         return {"type": "json_schema", "json_schema": schema}
 
 
+class Thinking(Body):
+    """Whether the model thinks before it answers; how long it may cannot be chosen."""
+
+    NEUTRAL: ClassVar[NeutralValues] = {"display": ()}
+
+    type: Literal["adaptive", "disabled"]
+
+
 class Metadata(Body):
     """Whom the client asks for; accepted, not used."""
 
@@ -116,7 +124,6 @@ class CountBody(Body):
     """What the model would read."""
 
     NEUTRAL: ClassVar[NeutralValues] = {
-        "thinking": ({"type": "disabled"},),
         "mcp_servers": ([],),
         "context_management": (),
     }
@@ -127,6 +134,7 @@ class CountBody(Body):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    thinking: Thinking | None = None
     cache_control: CacheControl | None = None
 
     def chat_fields(self) -> dict[str, Any]:
@@ -144,9 +152,11 @@ class CountBody(Body):
             wanted["tool_choice"] = self.tool_choice.chat_tool_choice()
             if self.tool_choice.disable_parallel_tool_use:
                 wanted["parallel_tool_calls"] = False
+        if self.thinking is not None and self.thinking.type == "disabled":
+            wanted["reasoning_effort"] = "none"
         if self.output_config is not None:
             wanted["response_format"] = self.output_config.chat_format()
-            wanted["reasoning_effort"] = self.output_config.effort
+            wanted.setdefault("reasoning_effort", self.output_config.effort)
         return {name: value for name, value in wanted.items() if value is not None}
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationErro
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from server.errors import ApiError, bad_request
+from server.errors import ApiError, bad_request, context_exceeded
 
 NeutralValues = dict[str, tuple[object, ...]]
 
@@ -91,8 +91,7 @@ def _check_counts(fields: dict[str, Any], context: int) -> None:
         _check_ids(name, fields.get(name), context)
     messages = fields.get("messages")
     if isinstance(messages, list) and len(messages) > context:
-        message = f"messages: {len(messages)} messages are more than the context of {context} tokens can hold"
-        raise bad_request(message, code="context_length_exceeded")
+        raise context_exceeded("messages", context, f"{len(messages)} messages are more than it can hold")
 
 
 def _check_ids(name: str, value: object, context: int) -> None:
@@ -100,8 +99,7 @@ def _check_ids(name: str, value: object, context: int) -> None:
     for ids in lists:
         if isinstance(ids, list) and len(ids) > context and not isinstance(ids[0], str):
             what = "items" if isinstance(ids[0], dict) else "token ids"
-            message = f"{name}: {len(ids)} {what} are more than the context of {context} tokens"
-            raise bad_request(message, code="context_length_exceeded")
+            raise context_exceeded(name, context, f"{len(ids)} {what} are more")
 
 
 def _from_validation(error: ValidationError, at: str) -> ApiError:

@@ -40,10 +40,11 @@ class ContentLogprobs:
 
 def logprobs_body(tokens: Sequence[TokenLogprob]) -> dict[str, object]:
     """The ``logprobs`` object of these tokens."""
-    return {"content": [_token_body(token) for token in tokens], "refusal": None}
+    return {"content": [token_body(token) for token in tokens], "refusal": None}
 
 
-def _token_body(token: TokenLogprob) -> dict[str, object]:
+def token_body(token: TokenLogprob) -> dict[str, object]:
+    """One token of a ``logprobs`` object."""
     return {
         "token": spell(token.content),
         "logprob": token.logprob,

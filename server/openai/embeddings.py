@@ -99,7 +99,7 @@ async def _prompts(
             token_ids = prompt
             check_vocabulary(token_ids, ready, "input")
         try:
-            state.client.check_fits(len(token_ids), 1)
+            state.client.check_fits(len(token_ids), 0)
         except EngineError as error:
             raise from_engine(error) from None
         prompts.append(token_ids)

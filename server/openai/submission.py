@@ -18,7 +18,7 @@ import msgspec
 from engine.client import EngineClient, EngineError
 from engine.messages import EngineReady, EngineRequest, RequestDelta
 from engine.sampling_params import Grammar, SamplingParams
-from server.errors import bad_request, from_engine
+from server.errors import bad_request, context_exceeded, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
 from server.openai.generation_body import GenerationBody
@@ -51,11 +51,8 @@ def check_text_fits(text: str, tokenizer: Tokenizer, ready: EngineReady, param: 
     """ApiError 400 for a text that is too long whatever its tokens are: it is not worth the time to tokenize it."""
     longest, context = tokenizer.longest_token_bytes, ready.max_model_len
     if longest is not None and len(text) > context and (size := text_bytes(text)) > context * longest:
-        message = (
-            f"{param}: a text of {size} bytes is longer than the context of {context} tokens can hold, at up to "
-            f"{longest} bytes a token"
-        )
-        raise bad_request(message, code="context_length_exceeded")
+        what = f"a text of {size} bytes is longer than it can hold, at up to {longest} bytes a token"
+        raise context_exceeded(param, context, what)
 
 
 def check_vocabulary(token_ids: Sequence[int], ready: EngineReady, param: str) -> None:

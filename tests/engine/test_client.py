@@ -99,7 +99,7 @@ async def test_what_never_fits_is_known_before_it_is_sent(client: EngineClient) 
         client.check_fits(600, 42)
     with pytest.raises(RequestTooLarge, match="2048") as context:
         client.check_fits(2048, 1)
-    with pytest.raises(RequestTooLarge, match="the context of 2048"):
+    with pytest.raises(RequestTooLarge, match="context length is 2048"):
         client.check_fits(2049, 0)
     assert (pool.value.code, context.value.code) == ("kv_capacity_exceeded", "context_length_exceeded")
     client.check_fits(600, 100_000, rotates=True)

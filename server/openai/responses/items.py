@@ -55,7 +55,7 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
 class MessageItem(Body):
-    """A message; ``content`` is its text. ``logprobs`` are those of an answer, and never read back."""
+    """A message; ``content`` is its text."""
 
     NEUTRAL: ClassVar[NeutralValues] = {"phase": ("final_answer",)}
 
@@ -65,17 +65,32 @@ class MessageItem(Body):
     id: Id = Field(default_factory=lambda: new_id("msg"))
     status: Status | None = None
 
-    def shown(self) -> dict[str, object]:
-        part: dict[str, object] = {"type": "input_text", "text": self.content}
+    @property
+    def part(self) -> dict[str, object]:
+        """Its content as it is shown."""
         if self.role == "assistant":
-            part = text_part(self.content)
+            return text_part(self.content)
+        return {"type": "input_text", "text": self.content}
+
+    def shown(self) -> dict[str, object]:
         return {
             "id": self.id,
             "type": "message",
             "role": self.role,
             "status": self.status or "completed",
-            "content": [part],
+            "content": [self.part],
         }
+
+
+class AnswerItem(MessageItem):
+    """A message of the assistant that was made here, perhaps with log probabilities, which are never read back."""
+
+    role: Literal["assistant"] = "assistant"
+    logprobs: list[dict[str, object]] = Field(default=[])
+
+    @property
+    def part(self) -> dict[str, object]:
+        return text_part(self.content) | {"logprobs": self.logprobs}
 
 
 class FunctionCallItem(Body):

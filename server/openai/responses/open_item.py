@@ -6,18 +6,20 @@ an item, joined, are what its last event shows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from server.openai.content_logprobs import token_body
 from server.openai.responses.items import (
+    AnswerItem,
     FunctionCallItem,
     Item,
-    MessageItem,
     ReasoningItem,
     Status,
     new_id,
     text_part,
 )
+from server.token_logprob import TokenLogprob
 
 Event = dict[str, Any]
 
@@ -27,9 +29,6 @@ class OpenItem(Protocol):
 
     def opened(self) -> Iterator[Event]:
         """What comes before its first text."""
-
-    def add(self, text: str) -> Event:
-        """More of it."""
 
     def closed(self, status: Status) -> Iterator[Event]:
         """What comes after its last text."""
@@ -44,6 +43,7 @@ class OpenMessage:
     def __init__(self, output_index: int) -> None:
         self._place = output_index
         self._texts: list[str] = []
+        self._logprobs: list[dict[str, object]] = []
         self._id = new_id("msg")
         self._at = {"item_id": self._id, "output_index": output_index, "content_index": 0}
 
@@ -52,18 +52,21 @@ class OpenMessage:
         yield {"type": "response.output_item.added", "output_index": self._place, "item": item}
         yield {"type": "response.content_part.added", **self._at, "part": text_part("")}
 
-    def add(self, text: str) -> Event:
+    def add(self, text: str, logprobs: Sequence[TokenLogprob]) -> Event:
+        """More of it."""
+        told = [token_body(token) for token in logprobs]
         self._texts.append(text)
-        return {"type": "response.output_text.delta", **self._at, "delta": text, "logprobs": []}
+        self._logprobs += told
+        return {"type": "response.output_text.delta", **self._at, "delta": text, "logprobs": told}
 
     def closed(self, status: Status) -> Iterator[Event]:
         item = self.item(status)
-        yield {"type": "response.output_text.done", **self._at, "text": item.content, "logprobs": []}
-        yield {"type": "response.content_part.done", **self._at, "part": text_part(item.content)}
+        yield {"type": "response.output_text.done", **self._at, "text": item.content, "logprobs": item.logprobs}
+        yield {"type": "response.content_part.done", **self._at, "part": item.part}
         yield {"type": "response.output_item.done", "output_index": self._place, "item": item.shown()}
 
-    def item(self, status: Status) -> MessageItem:
-        return MessageItem(id=self._id, role="assistant", content="".join(self._texts), status=status)
+    def item(self, status: Status) -> AnswerItem:
+        return AnswerItem(id=self._id, content="".join(self._texts), status=status, logprobs=self._logprobs)
 
 
 class OpenReasoning:
@@ -81,6 +84,7 @@ class OpenReasoning:
         yield {"type": "response.content_part.added", **self._at, "part": {"type": "reasoning_text", "text": ""}}
 
     def add(self, text: str) -> Event:
+        """More of it."""
         self._texts.append(text)
         return {"type": "response.reasoning_text.delta", **self._at, "delta": text}
 
@@ -111,6 +115,7 @@ class OpenCall:
         yield {"type": "response.output_item.added", "output_index": self._place, "item": item}
 
     def add(self, text: str) -> Event:
+        """More of it."""
         self._texts.append(text)
         return {"type": "response.function_call_arguments.delta", **self._at, "delta": text}
 

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema
 from server.openai.body import Body, NeutralValues
 from server.openai.chat_body import ChatBody
 from server.openai.field_names import FieldNames
-from server.openai.generation_body import MAX_INT32
+from server.openai.generation_body import MAX_INT32, MAX_LOGPROBS
 from server.openai.responses.conversation import chat_messages
 from server.openai.responses.items import MAX_ID_CHARACTERS, Item
 
@@ -135,13 +135,11 @@ class ResponseBody(Body):
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
-        "include": ([],),
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
         "prompt_cache_retention": ("in_memory",),
         "service_tier": ("auto", "default"),
-        "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
 
@@ -154,6 +152,8 @@ class ResponseBody(Body):
     reasoning: ReasoningConfig | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     store: bool | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     stream: bool | None = None
@@ -180,6 +180,13 @@ class ResponseBody(Body):
                     f"a key has at most {MAX_METADATA_KEY} characters and a value at most {MAX_METADATA_VALUE}"
                 )
         return metadata
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top_logprobs_need_logprobs(cls, num_top: int | None, info: ValidationInfo) -> int | None:
+        if num_top and not info.data.get("include", True):
+            raise ValueError('allowed only with include: ["message.output_text.logprobs"]')
+        return num_top
 
     @field_validator("stream_options")
     @classmethod
@@ -208,6 +215,8 @@ class ResponseBody(Body):
             **{name: getattr(self, name) for name in SHARED},
             "messages": chat_messages(self.instructions, items),
             "max_completion_tokens": self.max_output_tokens,
+            "logprobs": True if self.include else None,
+            "top_logprobs": self.top_logprobs,
             "tools": None if self.tools is None else [tool.chat_tool() for tool in self.tools],
             "tool_choice": self._chat_tool_choice(),
             "response_format": self.text.format.chat_format() if self.text and self.text.format else None,

@@ -14,7 +14,8 @@ import orjson
 from server.errors import ApiError
 from server.generation_group import Usage
 from server.openai.chat_session import ChatAnswer, ChatDelta, ChatEnding
-from server.openai.responses.items import FunctionCallItem, Item, MessageItem, ReasoningItem, Status
+from server.openai.content_logprobs import token_body
+from server.openai.responses.items import AnswerItem, FunctionCallItem, Item, ReasoningItem, Status
 from server.openai.responses.open_item import Event, OpenCall, OpenItem, OpenMessage, OpenReasoning
 from server.openai.responses.response_object import LENGTH, ResponseObject
 from server.sse import named_frame
@@ -55,22 +56,28 @@ class ResponseEvents:
 
     def _grown(self, delta: ChatDelta) -> Iterator[Event]:
         if delta.reasoning:
-            if not isinstance(self._open, OpenReasoning):
-                yield from self._begin(OpenReasoning(self._next_place()))
-            yield from self._add(delta.reasoning)
-        if delta.content:
-            if not isinstance(self._open, OpenMessage):
-                yield from self._begin(OpenMessage(self._next_place()))
-            yield from self._add(delta.content)
+            thoughts = self._open
+            if not isinstance(thoughts, OpenReasoning):
+                thoughts = OpenReasoning(self._next_place())
+                yield from self._begin(thoughts)
+            yield thoughts.add(delta.reasoning)
+        if delta.content or delta.logprobs:
+            message = self._open
+            if not isinstance(message, OpenMessage):
+                message = OpenMessage(self._next_place())
+                yield from self._begin(message)
+            yield message.add(delta.content, delta.logprobs)
         for call in delta.tool_calls:
             yield from self._grow_call(call)
 
-    def _grow_call(self, call: ToolCallDelta) -> Iterator[Event]:
-        if not isinstance(self._open, OpenCall) or self._call != call.index:
-            yield from self._begin(OpenCall(self._next_place(), call.id or "", call.name or ""))
-            self._call = call.index
-        if call.arguments:
-            yield from self._add(call.arguments)
+    def _grow_call(self, more: ToolCallDelta) -> Iterator[Event]:
+        call = self._open
+        if not isinstance(call, OpenCall) or self._call != more.index:
+            call = OpenCall(self._next_place(), more.id or "", more.name or "")
+            self._call = more.index
+            yield from self._begin(call)
+        if more.arguments:
+            yield call.add(more.arguments)
 
     def _next_place(self) -> int:
         return len(self._output) + (self._open is not None)
@@ -79,10 +86,6 @@ class ResponseEvents:
         yield from self._close("completed")
         self._open = item
         yield from item.opened()
-
-    def _add(self, text: str) -> Iterator[Event]:
-        if self._open is not None:
-            yield self._open.add(text)
 
     def _close(self, status: Status) -> Iterator[Event]:
         if self._open is not None:
@@ -109,7 +112,8 @@ def output_items(answer: ChatAnswer) -> tuple[Item, ...]:
     if answer.reasoning:
         items.append(ReasoningItem(type="reasoning", content=answer.reasoning))
     if answer.content or not (items or answer.tool_calls):
-        items.append(MessageItem(role="assistant", content=answer.content or ""))
+        logprobs = [token_body(token) for token in answer.logprobs]
+        items.append(AnswerItem(content=answer.content or "", logprobs=logprobs))
     items += [
         FunctionCallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
         for call in answer.tool_calls

@@ -77,7 +77,7 @@ class ResponseObject:
             "text": {"format": self._format()},
             "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
             "tools": [tool.model_dump() for tool in body.tools or []],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if chat.top_p is None else chat.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -91,11 +91,11 @@ class ResponseObject:
 
 
 def response_usage(usage: Usage) -> dict[str, object]:
-    """The API's usage object. Thoughts are counted in ``output_tokens`` and not apart."""
+    """The API's usage object. Thoughts count as output, and apart where the model marks them."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -216,7 +216,7 @@ async def test_when_the_client_leaves_the_answer_ends(api, engine) -> None:
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking.type"),
         ({"metadata": {"name": "x"}}, "metadata.name"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"n": 2}, "n"),
@@ -281,3 +281,51 @@ async def test_counting_takes_no_max_tokens_and_its_errors_have_anthropics_shape
     assert "max_tokens" in assert_error(response, 400, "invalid_request_error")
     response = await api.http.post("/v1/messages/count_tokens", json={"model": "other", "messages": HI})
     assert_error(response, 404, "not_found_error")
+
+
+TOOLS = [{"name": "f", "description": "Does.", "input_schema": {"type": "object"}}]
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+HERMES = ChatTemplate(
+    "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}[no thoughts]{% endif %}[a]<think>"
+)
+
+
+async def test_a_tool_is_called_and_its_result_read(api, engine, state) -> None:
+    state.chat_template = HERMES
+    messages = [*HI]
+    for stream in (False, True):
+        engine.answer(f"Hm.</think>Now.{CALL}", FinishReason.STOP)
+        response = await send(api, tools=TOOLS, stream=stream)
+        if stream:
+            events = read_events(response.text)
+            assert events[-2]["delta"]["stop_reason"] == "tool_use"
+            pieces = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+            assert "".join(piece.get("partial_json", "") for piece in pieces) == '{"a": 1}'
+            assert "".join(piece.get("thinking", "") for piece in pieces) == "Hm."
+        else:
+            said = response.json()
+    assert said["stop_reason"] == "tool_use"
+    assert [block["type"] for block in said["content"]] == ["thinking", "text", "tool_use"]
+    call = said["content"][2]
+    assert (call["name"], call["input"]) == ("f", {"a": 1})
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "done"}
+    messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": [result]}]
+    await send(api, tools=TOOLS, messages=messages)
+    read = '(f)[user]hi[assistant]Now.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>[tool]done[a]<think>'
+    assert prompt(engine) == read
+
+
+async def test_a_last_message_of_the_assistant_is_gone_on_with(api, engine) -> None:
+    await send(api, messages=[*HI, {"role": "assistant", "content": "Well, "}])
+    assert prompt(engine) == "[user]hi[assistant]Well, "
+
+
+async def test_thinking_can_be_switched_off_where_the_template_knows_how(api, engine, state) -> None:
+    state.chat_template = HERMES
+    await send(api, thinking={"type": "disabled"})
+    assert prompt(engine) == "[user]hi[no thoughts][a]<think>"
+    await send(api, thinking={"type": "adaptive"})
+    assert prompt(engine) == "[user]hi[a]<think>"
