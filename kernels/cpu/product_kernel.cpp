@@ -157,7 +157,7 @@ class Prefetch {
 // is asked for the next panel.
 template <WeightKind kind>
 struct SharedGroups {
-  static constexpr int64_t kRun = 32;  // so many stay in the first cache
+  static constexpr int64_t kRun = 64;  // so many stay in the nearer caches, beside the inputs
   static constexpr bool kKeeps = kind != WeightKind::q8_0;
 
   const Panel& panel;

@@ -107,8 +107,8 @@ def test_c14_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_c14_a_row_of_many_wide_ones_has_the_bits_it_has_alone(library: NativeLibrary, kind: WeightKind) -> None:
     """So many and so wide that rows are multiplied in blocks, and groups in runs."""
-    product = QuantisedProduct([packed(library, kind, 33, 1280)])
-    x = torch.randn(221, 1280)
+    product = QuantisedProduct([packed(library, kind, 33, 2304)])
+    x = torch.randn(221, 2304)
     together = product.multiply(x)
     for row in (0, 7, 8, 103, 104, 111, 112, 215, 216, 220):
         assert torch.equal(product.multiply(x[row : row + 1])[0], together[row])
