@@ -90,6 +90,9 @@ def _variables(body: ChatBody, template: ChatTemplate, tokenizer: Tokenizer) -> 
         if name in OWN_VARIABLES or name in tokenizer.special_tokens:
             param = f"chat_template_kwargs.{name}"
             raise bad_request(f"{param}: the server sets this variable itself", param)
+        if name not in template.variables:
+            param = f"chat_template_kwargs.{name}"
+            raise bad_request(f"{param}: the chat template reads no such variable", param, "unsupported_parameter")
     effort = body.reasoning_effort
     if effort is None:
         return variables

@@ -16,11 +16,13 @@ import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
@@ -166,6 +168,11 @@ class ChatTemplate:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"The chat template is wrong in line {error.lineno}: {error.message}.") from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads from whoever renders it."""
+        return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source)))
 
     @classmethod
     def plain_transcript(cls) -> ChatTemplate:

@@ -77,6 +77,14 @@ async def test_variables_reach_the_template(api, engine, state) -> None:
     assert await prompt_of(api, engine, chat_template_kwargs={"mood": "glad", "depth": {"a": [1]}}) == "glad1"
 
 
+async def test_a_variable_that_the_template_does_not_read_is_refused(api, engine, state) -> None:
+    state.chat_template = ChatTemplate("{% set own = 1 %}{{ mood }}{{ own }}")
+    for name in ("enable_thinking", "own"):
+        response = await api.chat(chat_template_kwargs={"mood": "glad", name: False})
+        api.assert_error(response, 400, param=f"chat_template_kwargs.{name}", code="unsupported_parameter")
+    assert engine.requests == []
+
+
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
