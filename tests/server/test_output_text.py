@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.output_text import OutputText, TextRules
@@ -70,6 +70,32 @@ def test_d08_text_is_held_back_only_while_it_is_the_start_of_a_stop_string(byte_
         ["<", "c"],
         [],
     ]
+
+
+@given(
+    text=st.text(alphabet="ab漢字👋🇯🇵e\u0301", max_size=16),
+    stops=st.lists(st.text(alphabet="ab漢字👋🇯🇵e\u0301", min_size=1, max_size=5), min_size=1, max_size=4),
+)
+@example(text="ab👩\u200d👩\u200d👧", stops=["👩\u200d👩\u200d👦", "b👩\u200d👧", "\u200d👧!"])
+@example(text="aaaa漢漢字漢漢", stops=["漢漢字漢漢漢", "漢字漢b"])
+def test_d04_d08_d09_exactly_the_longest_beginning_of_a_stop_string_is_held_at_every_token(
+    byte_tokenizer, text, stops
+) -> None:
+    output = OutputText(byte_tokenizer, TextRules(stops=stops))
+    ids = byte_tokenizer.encode(text)
+    emitted = ""
+    for count, token_id in enumerate(ids, 1):
+        emitted += output.feed([token_id])
+        complete = text.encode()[:count].decode(errors="ignore")
+        if output.stop is not None:
+            assert output.stop == max((stop for stop in stops if complete.endswith(stop)), key=len)
+            assert emitted + output.finish() == complete.removesuffix(output.stop)
+            return
+        assert not any(stop in complete for stop in stops)
+        beginnings = [stop[:length] for stop in stops for length in range(len(stop))]
+        held = max((one for one in beginnings if complete.endswith(one)), key=len)
+        assert emitted + held == complete
+    assert emitted + output.finish() == text
 
 
 def test_d05_a_stop_string_of_many_tokens_is_found_and_its_tokens_are_not_told(byte_tokenizer, rate) -> None:
