@@ -67,7 +67,9 @@ EDITS = {
 
 
 class HalfAllowed:
-    """A constraint that allows every other token."""
+    """A constraint that allows every other token, for ever."""
+
+    is_over = False
 
     def __init__(self, vocab_size: int) -> None:
         self._words = np.full(-(-vocab_size // 32), 0x55555555, dtype=np.int32)
@@ -77,6 +79,9 @@ class HalfAllowed:
 
     def accept(self, token_id: int) -> None:
         """Nothing depends on it."""
+
+    def may_end(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
