@@ -18,6 +18,7 @@ SOURCE = "kernels/cpu"
 PLAIN = (
     "argmax.cpp",
     "attention.cpp",
+    "dense_product.cpp",
     "product.cpp",
     "replay.cpp",
     "rows.cpp",
@@ -25,9 +26,11 @@ PLAIN = (
     "team.cpp",
     "weight_layout.cpp",
 )
-PER_VARIANT = ("tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
+PER_VARIANT = ("dense_kernel.cpp", "tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
 HEADERS = (
     "argmax.h",
+    "dense_kernel.h",
+    "dense_product.h",
     "dispatch.h",
     "input_row.h",
     "paged_attention.h",
@@ -41,6 +44,7 @@ HEADERS = (
     "simd.h",
     "team.h",
     "tile.h",
+    "tile_bf16.h",
     "weight_layout.h",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-pthread", "-Wall"]
@@ -50,7 +54,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DOCTAVO_X86")
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = [*VARIANTS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16", "-mavx512vnni"]
+    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"]
 
 
 class BuildNativeLibrary(build_ext):

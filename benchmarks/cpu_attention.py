@@ -25,6 +25,7 @@ from benchmarks.machine import Conditions, cache_bytes
 from benchmarks.section import write_section
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.backends import choose_backend
+from kernels.cpu.huge_pages import use_huge_pages
 from kernels.quantisation import SCALE_DTYPE, is_quantised
 from kernels.roofline import AttentionShape, decode
 
@@ -102,6 +103,7 @@ class Bench:
 def _filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Numbers as keys are, the same few pages again and again: drawing all of them would take longer than measuring."""
     pages = torch.empty(shape, dtype=dtype)
+    use_huge_pages(pages)  # as a server does
     pattern = torch.randn((PATTERN_PAGES, *shape[1:]), generator=torch.Generator().manual_seed(0))
     pattern = (pattern * 40 if dtype == torch.int8 else pattern).to(dtype)
     for start in range(0, shape[0], PATTERN_PAGES):

@@ -13,6 +13,8 @@ from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, Engin
 from engine.machine import usable_cores
 from kernels.attention import AttentionBackend
 from kernels.backends import check_page_dtype, choose_backend
+from models.checkpoint import CheckpointFormat
+from models.loader import stored_types
 from models.spec import ModelSpec
 from models.weight_forms import Quantization, WeightForms
 
@@ -41,7 +43,6 @@ class Choices:
         checkpoint = resolve_checkpoint(config.model, revision=config.revision)
         spec = checkpoint.read_spec()
         dtype = _choose_dtype(config.dtype, spec, device)
-        kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, dtype, device)
         backend, warnings = _choose_backend(device, config.deterministic)
         if config.max_num_batched_tokens < config.max_num_seqs:
             warnings.append(
@@ -55,6 +56,10 @@ class Choices:
             threads, limits = _limits_of_determinism(threads, spec, device)
             warnings += limits
         forms = choose_forms(config.quantization, backend)
+        pages = dtype
+        if device.type == "cpu" and dtype == torch.float32 and _has_quantised(forms, checkpoint, spec):
+            pages = torch.bfloat16  # costs less than the weights have lost, and halves what attention reads
+        kv_dtype_name, kv_dtype = _choose_kv_dtype(config.kv_cache_dtype, pages, device)
         return cls(
             checkpoint=checkpoint,
             spec=spec,
@@ -100,6 +105,16 @@ def choose_forms(quantization: str, backend: AttentionBackend) -> WeightForms | 
     return WeightForms(Quantization.STORED if quantization == "auto" else Quantization(quantization), kernels)
 
 
+def _has_quantised(forms: WeightForms | None, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
+    """Whether any weights are multiplied in quantised form."""
+    if forms is None or not forms.keeps_stored:
+        return forms is not None
+    if checkpoint.format is not CheckpointFormat.GGUF:
+        return False
+    kept, _ = forms.stored_names(stored_types(checkpoint, spec).values())
+    return bool(kept)
+
+
 def _check_columns(forms: WeightForms | None, spec: ModelSpec) -> list[str]:
     """Warn of matrices that can't be quantised as asked; ConfigError where that is all but the tables."""
     if forms is None or forms.keeps_stored:
@@ -142,10 +157,10 @@ def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dty
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
-def _choose_kv_dtype(name: str, dtype: torch.dtype, device: torch.device) -> tuple[str, torch.dtype]:
-    """The dtype of the pages and the name it has among the choices."""
+def _choose_kv_dtype(name: str, by_itself: torch.dtype, device: torch.device) -> tuple[str, torch.dtype]:
+    """The dtype of the pages and the name it has among the choices; ``by_itself`` is what auto comes to."""
     if name == "auto":
-        return str(dtype).removeprefix("torch."), dtype
+        return str(by_itself).removeprefix("torch."), by_itself
     name = KV_CACHE_DTYPE_ALIASES.get(name, name)
     kv_dtype = torch.float8_e4m3fn if name == "fp8_e4m3" else getattr(torch, name)
     assert isinstance(kv_dtype, torch.dtype)

@@ -32,14 +32,15 @@ MAX_INTEGER = 2**63 - 1  # what a message to the engine can hold
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Choices for one engine.
 
-    Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto" is
-    the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``quantization`` "auto" keeps
+    Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto"
+    is the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``quantization`` "auto" keeps
     weights in the bits of a GGUF file where there are kernels for that, "none" makes them ``dtype``, int8 and int4
-    quantise any weights. ``kv_cache_dtype`` "auto" is the dtype computed with; int8 and fp8_e4m3 (also "fp8") pages are
-    quantised. The KV budget is, in this order, ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the
-    share ``gpu_memory_utilization`` of the device's memory (on CPUs, of the memory this process may still take).
-    ``swap_space_bytes`` of host memory take evicted prefixes and preempted sequences. Every page is accounted for when
-    the engine falls idle, and every ``audit_interval`` steps.
+    quantise any weights. ``kv_cache_dtype`` "auto" is the dtype computed with, but bfloat16 beside quantised
+    weights on CPUs; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this order,
+    ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
+    device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
+    evicted prefixes and preempted sequences. Every page is accounted for when the engine falls idle, and every
+    ``audit_interval`` steps.
 
     ``scheduling_policy`` orders requests; ``priority_aging`` are the seconds of waiting that make up for one level of
     priority, and ``tenant_weights`` the shares of tenants (1 where there is none). Requests beyond

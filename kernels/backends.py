@@ -46,7 +46,7 @@ def _choose_cpu_backend(is_deterministic: bool) -> tuple[AttentionBackend, list[
     from kernels.cpu.library import LibraryError, NativeLibrary
 
     try:
-        return NativeBackend(NativeLibrary()), []
+        return NativeBackend(NativeLibrary(), is_deterministic=is_deterministic), []
     except LibraryError as error:
         if is_deterministic:
             raise ValueError(f"{error}. Without it attention on CPUs is not deterministic") from error

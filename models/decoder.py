@@ -31,9 +31,9 @@ class DecoderLayer(Protocol):
 class Decoder:
     """A CausalLM of ``make_layer``'s layers. The head is the embedding itself where the spec ties them.
 
-    A tied table is looked up by row and multiplied. Kept in quantised form one copy serves both. In floats no layout
-    does: on CPUs the head has a packed copy of the table, two to three times as fast at small batches, at the price of
-    its bytes again (671 MB for Gemma 3 270M in float32, 336 MB in bfloat16).
+    A tied table is looked up by row and multiplied. Kept in quantised form or in bfloat16 for the native library, one
+    copy serves both. In other floats no layout does: on CPUs the head has a packed copy of the table, two to three
+    times as fast at small batches, at the price of its bytes again (671 MB for Gemma 3 270M in float32).
     """
 
     def __init__(
@@ -134,6 +134,6 @@ class Decoder:
 
     def weight_bytes(self) -> int:
         """See ``models.model.CausalLM.weight_bytes``. A tied table counts twice where it was copied to be packed."""
-        has_own = isinstance(self._head, Linear) or self._head.is_packed
-        parts = [self._embedding.nbytes, self._norm.weight.nbytes, self._head.nbytes if has_own else 0]
+        head = self._head.nbytes if isinstance(self._head, Linear) else self._head.copied_nbytes
+        parts = [self._embedding.nbytes, self._norm.weight.nbytes, head]
         return sum(parts) + sum(layer.nbytes for layer in self._layers)

@@ -1,7 +1,8 @@
 """MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
 
-Three forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); kept in
-quantised form. It changes form once, when the weight is filled, and lets go of the memory of the form before.
+Forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); left to the native
+library (CPUs that multiply bfloat16); kept in quantised form. It changes form once, when the weight is filled, and lets
+go of the memory of the form before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.dense_product import DenseMatrix, NativeDense
 from kernels.cpu.quantised_matrix import Prologue, QuantisedProduct
 from kernels.products import DenseProduct, KeptMatrix, KeptProduct
 from models.weight_place import WeightPlace
@@ -38,11 +40,14 @@ class MatrixProduct:
         self._packed: torch.Tensor | None = None
         self._parts: list[KeptMatrix | None] = [None] * num_parts
         self._kept: KeptProduct | None = None
+        self._dense: DenseMatrix | None = None
         self._nbytes = place.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
             return self._finish(self._kept.multiply(x), x.dtype)
+        if self._dense is not None:
+            return self._dense.multiply(x)
         if self._packed is not None:
             return _packed_linear(x, self._packed, self.bias)
         assert self._place is not None
@@ -52,11 +57,15 @@ class MatrixProduct:
 
     def of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The product of the RMSNorm of ``x``; only where it `takes_prologues`."""
+        if self._dense is not None:
+            return self._dense.multiply(x, Prologue.RMS_NORM, norm_weight, eps)
         assert isinstance(self._kept, QuantisedProduct)
         return self._finish(self._kept.multiply(x, Prologue.RMS_NORM, norm_weight, eps), x.dtype)
 
     def argmax_of_normed(self, x: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The place of the largest of each row of `of_normed`, int64; only where it `takes_prologues`."""
+        if self._dense is not None:
+            return self._dense.argmax(x, Prologue.RMS_NORM, norm_weight, eps)
         assert isinstance(self._kept, QuantisedProduct)
         if self.bias is None and x.dtype == torch.float32:
             return self._kept.argmax(x, Prologue.RMS_NORM, norm_weight, eps)
@@ -64,6 +73,8 @@ class MatrixProduct:
 
     def of_gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """The product of ``activation(gate) * up``; only where it `takes_prologues`."""
+        if self._dense is not None:
+            return self._dense.multiply(gate_up, _PROLOGUES[activation])
         assert isinstance(self._kept, QuantisedProduct)
         return self._finish(self._kept.multiply(gate_up, _PROLOGUES[activation]), gate_up.dtype)
 
@@ -74,8 +85,8 @@ class MatrixProduct:
 
     @property
     def takes_prologues(self) -> bool:
-        """Whether norms and gates are done on the way into the product: by the native library's, of kept weights."""
-        return isinstance(self._kept, QuantisedProduct)
+        """Whether norms and gates are done on the way into the product: by the native library's."""
+        return self._dense is not None or isinstance(self._kept, QuantisedProduct)
 
     @property
     def place(self) -> WeightPlace | None:
@@ -89,7 +100,16 @@ class MatrixProduct:
     @property
     def nbytes(self) -> int:
         """Memory of the weight."""
+        if self._dense is not None:
+            return self._dense.nbytes
         return self._nbytes if self._kept is None else self._kept.nbytes
+
+    @property
+    def copied_nbytes(self) -> int:
+        """What of it is there beside the place that the weight came from."""
+        if self._dense is not None:
+            return self._dense.sieve_nbytes
+        return 0 if self._packed is None else self._nbytes
 
     def keep(self, part: int, matrix: KeptMatrix) -> None:
         """Take a part in quantised form; with the last of them the product changes form."""
@@ -100,15 +120,20 @@ class MatrixProduct:
             self._place = None
 
     def pack(self) -> None:
-        """Copy the filled weight into oneDNN's own layout and let go of the plain one.
+        """Leave the filled weight to the native library, or copy it into oneDNN's own layout and let go of it.
 
-        Does nothing on other devices, beside a ``dense_product``, and on CPUs where this build of torch has no packed
-        product for the weight's dtype (float16, mostly) or no memory for the copy: the weight then goes on as it is.
+        Does nothing on other devices, beside a ``dense_product`` of theirs, and on CPUs where neither has a product for
+        the weight's dtype (float16, mostly) or there is no memory for the copy: the weight then goes on as it is.
         """
-        if self._place is not None and self._dense_product is None and self._place.device.type == "cpu":
+        native = self._dense_product if isinstance(self._dense_product, NativeDense) else None
+        if self._place is None or self._place.device.type != "cpu" or native is not self._dense_product:
+            return
+        if native is not None:
+            self._dense = native.matrix(self._place.tensor, self.bias)
+        if self._dense is None:
             self._packed = _packed_weight(self._place.tensor)
-            if self._packed is not None:
-                self._place = None
+        if self._dense is not None or self._packed is not None:
+            self._place = None
 
 
 def _packed_weight(weight: torch.Tensor) -> torch.Tensor | None:

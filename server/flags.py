@@ -109,7 +109,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         default="auto",
         metavar="DTYPE",
-        help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model",
+        help="dtype of KV pages: float32, bfloat16, float16, int8, fp8_e4m3 (or fp8), or auto for that of the model, "
+        "bfloat16 beside quantised weights on CPUs",
     )
     flags.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those this process may use)")
     flags.add_argument(

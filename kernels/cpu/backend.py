@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention import AttentionMetadata, KVPages, Preparation
 from kernels.composed import add_normed, gated, normed, normed_sum, prepared
+from kernels.cpu.dense_product import NativeDense
 from kernels.cpu.layer_replay import LayerReplay
 from kernels.cpu.library import AddCall, AttendCall, NativeLibrary, StoreCall
 from kernels.cpu.quantised_matrix import NativeKernels
@@ -28,10 +29,11 @@ class NativeBackend:
     """
 
     name = "cpu-native"
-    dense_product = None
 
-    def __init__(self, library: NativeLibrary) -> None:
+    def __init__(self, library: NativeLibrary, *, is_deterministic: bool = False) -> None:
+        """``is_deterministic``: no products whose bits change where a batch is large; attention never has any."""
         self.library = library
+        self.dense_product: NativeDense | None = None if is_deterministic else NativeDense(library)
         self.layer_replay: LayerReplay | None = LayerReplay(library)
 
     @property

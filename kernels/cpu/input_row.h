@@ -91,7 +91,7 @@ void quantise_group(const float* x, float scale, float inverse, InputGroup& grou
 }
 
 // `scratch` holds 2 * columns floats.
-void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
+inline void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
   if (call.input_dtype == DType::bfloat16) {
     prepare(call, static_cast<const bf16*>(call.input) + row * call.input_stride, scratch);
   } else {

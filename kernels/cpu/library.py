@@ -136,8 +136,13 @@ _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS: dict[str, list[type]] = {
     "octavo_add_normed": [_INT, _INT, _POINTER],
     "octavo_attend": [_INT, _INT, _POINTER],
+    "octavo_dense_argmax": [_INT, _INT, _POINTER, _POINTER],
+    "octavo_dense_prepare": [_INT, _INT, _POINTER],
+    "octavo_dense_product": [_INT, _INT, _POINTER],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
     "octavo_pack_stored_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
+    "octavo_pack_sieve": [_INT, _INT, _POINTER, _POINTER],
+    "octavo_sieve_bytes": [_LONG, _LONG],
     "octavo_pack_float_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_product": [_INT, _INT, _POINTER],
     "octavo_product_argmax": [_INT, _INT, _POINTER, _POINTER],
@@ -182,7 +187,7 @@ class NativeLibrary:
                 raise LibraryError(f"{path.name} was built from other sources than these: reinstall octavo")
             function = getattr(handle, name)
             function.argtypes = arguments
-            function.restype = ctypes.c_int64 if name == "octavo_packed_bytes" else ctypes.c_int
+            function.restype = ctypes.c_int64 if name.endswith("_bytes") else ctypes.c_int
 
     def check(self, status: int) -> None:
         """Raise what ``status`` of a call through ``handle`` means, if anything."""

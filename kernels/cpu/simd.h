@@ -212,36 +212,6 @@ inline void store(f16* p, vfloat x) {
 #endif
 }
 
-// How the product of a query and a key row advances: `step` elements of each at a time.
-template <class Query, class Key>
-struct Dot {
-  static constexpr int step = kLanes;
-  using Vector = vfloat;
-
-  static Vector load_row(const float* p) { return load(p); }
-  static Vector load_row(const bf16* p) { return load(p); }
-  static Vector load_row(const f16* p) { return load(p); }
-  static Vector load_row(const i8* p) { return load(p); }
-  static Vector load_row(const f8* p) { return load(p); }
-  static vfloat accumulate(Vector query, Vector key, vfloat sum) { return fma(query, key, sum); }
-};
-
-#if defined(__AVX512BF16__)
-constexpr bool kMultipliesBf16 = true;
-
-// Products of bfloat16 numbers are exact in float32, and pairs of them are summed in one instruction.
-template <>
-struct Dot<bf16, bf16> {
-  static constexpr int step = 2 * kLanes;
-  using Vector = __m512bh;
-
-  static Vector load_row(const bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
-  static vfloat accumulate(Vector query, Vector key, vfloat sum) { return _mm512_dpbf16_ps(sum, query, key); }
-};
-#else
-constexpr bool kMultipliesBf16 = false;
-#endif
-
 // Lane sums of four vectors, always added in the same order.
 inline vfloat4 sum_lanes(vfloat a, vfloat b, vfloat c, vfloat d) {
 #if defined(__AVX512F__)

@@ -40,8 +40,8 @@ struct State {
 // Scratch of one unit, carved from one allocation.
 struct Scratch {
   float* query;        // [pairs, padded_dim], or bfloat16 numbers in its place
-  float* scores;       // [pairs, kTileKeys], then the weights
-  float* keys;         // [kTileKeys, padded_dim], widened
+  float* scores;       // [pairs, kTileKeys], then the weights, or bfloat16 numbers at the beginning of each row
+  float* keys;         // [kTileKeys, padded_dim], widened, or bfloat16 numbers
   float* values;       // likewise
   float* corrections;  // [pairs]
   float* split;        // one partial slot
@@ -103,27 +103,29 @@ struct Rows : Factors<kQuantised<Page>> {
   const Page* values[kTileKeys];
 };
 
-template <class Query, class Key, int kRows>
-inline void score_block(const Query* query, const Key* const* keys, int dim, float* scores) {
-  using Product = Dot<Query, Key>;
-  using Vector = typename Product::Vector;
-  vfloat sums[kRows][kKeyBlock] = {};
-  const Key *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
-  for (int i = 0; i < dim; i += Product::step) {
-    const Vector key[kKeyBlock] = {Product::load_row(k0 + i), Product::load_row(k1 + i), Product::load_row(k2 + i),
-                                   Product::load_row(k3 + i)};
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
-      const Vector q = Product::load_row(query + row * dim + i);
-#pragma GCC unroll 4
-      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = Product::accumulate(q, key[k], sums[row][k]);
-    }
-  }
+template <int kRows>
+inline void store_scores(const vfloat (&sums)[kRows][kKeyBlock], float* scores) {
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
     const vfloat4 dots = sum_lanes(sums[row][0], sums[row][1], sums[row][2], sums[row][3]);
     memcpy(scores + row * kTileKeys, &dots, sizeof dots);
   }
+}
+
+template <class Key, int kRows>
+inline void score_block(const float* query, const Key* const* keys, int dim, float* scores) {
+  vfloat sums[kRows][kKeyBlock] = {};
+  const Key *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
+  for (int i = 0; i < dim; i += kLanes) {
+    const vfloat key[kKeyBlock] = {load(k0 + i), load(k1 + i), load(k2 + i), load(k3 + i)};
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const vfloat q = load(query + row * dim + i);
+#pragma GCC unroll 4
+      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = fma(q, key[k], sums[row][k]);
+    }
+  }
+  store_scores<kRows>(sums, scores);
 }
 
 // Asks for part of a row ahead of its use: pages lie apart, and the hardware's prefetchers stop at every border.
@@ -142,13 +144,13 @@ inline void score_rows(const Query* query, int rows, const Key* const* keys, con
       for (int k = key; k < key + kKeyBlock; ++k) prefetch(upcoming[k], dim);
     }
     if (rows == kRowBlock) {
-      score_block<Query, Key, kRowBlock>(query, keys + key, dim, scores + key);
+      score_block<Key, kRowBlock>(query, keys + key, dim, scores + key);
     } else if (rows == 3) {
-      score_block<Query, Key, 3>(query, keys + key, dim, scores + key);
+      score_block<Key, 3>(query, keys + key, dim, scores + key);
     } else if (rows == 2) {
-      score_block<Query, Key, 2>(query, keys + key, dim, scores + key);
+      score_block<Key, 2>(query, keys + key, dim, scores + key);
     } else {
-      score_block<Query, Key, 1>(query, keys + key, dim, scores + key);
+      score_block<Key, 1>(query, keys + key, dim, scores + key);
     }
   }
 }
@@ -176,9 +178,29 @@ inline void multiply_tile(float* scores, const float* factors) {
   for (int key = 0; key < kTileKeys; key += kLanes) store(scores + key, load(scores + key) * load(factors + key));
 }
 
+// Vectors of head_dim that are weighed at a time where fewer than kColumnVectors are left.
+template <class Weight, class Page>
+constexpr int kLeastVectors = 1;
+
+template <class Weight>
+inline const Weight* weights_of(const Scratch& s, int pair) {
+  return reinterpret_cast<const Weight*>(s.scores + pair * kTileKeys);
+}
+
+// Stores a vector of weights over the scores they are of; returns them as they add up.
+template <bool quantised>
+inline vfloat store_weights(float* row, int key, vfloat weights, const Factors<quantised>& factors) {
+  if constexpr (quantised) {
+    store(row + key, weights * load(factors.value_factors + key));
+  } else {
+    store(row + key, weights);
+  }
+  return weights;
+}
+
 // Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums. For
 // quantised pages the factors of the keys come in before, those of the values after.
-template <class Page>
+template <class Weight, class Page>
 void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap, const Rows<Page>& rows) {
   constexpr int kVectors = kTileKeys / kLanes;
   for (int pair = 0; pair < pairs; ++pair) {
@@ -209,10 +231,8 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
     vfloat sum = {};
     for (int i = 0; i < kVectors; ++i) {
       const vfloat weight = exp(tile[i] - maximum);
-      store(scores + i * kLanes, weight);
-      sum += weight;
+      sum += store_weights<kQuantised<Page>>(reinterpret_cast<Weight*>(scores), i * kLanes, weight, rows);
     }
-    if constexpr (kQuantised<Page>) multiply_tile(scores, rows.value_factors);
     state.maxima[pair] = maximum;
     state.sums[pair] = state.sums[pair] * correction + sum_lanes(sum);
     s.corrections[pair] = correction;
@@ -248,14 +268,14 @@ inline void value_block(const float* weights, const float* corrections, const Pa
   }
 }
 
-template <class Page, int kVectors>
+template <class Weight, class Page, int kVectors>
 inline void value_columns(const Scratch& s, const State& state, int pairs, const Page* const* values,
                           const Page* const* upcoming, int column, int dim) {
   for (int pair = 0; pair < pairs; pair += kRowBlock) {
     const int rows = min(kRowBlock, pairs - pair);
     const int begin = s.first_key[pair], end = s.last_key[pair + rows - 1];
     const Page* const* ahead = pair == 0 ? upcoming : nullptr;
-    const float* weights = s.scores + pair * kTileKeys;
+    const Weight* weights = weights_of<Weight>(s, pair);
     const float* corrections = s.corrections + pair;
     float* weighted = state.weighted + static_cast<int64_t>(pair) * dim + column;
     if (rows == kRowBlock) {
@@ -271,14 +291,17 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
 }
 
 // Adds the tile's weighted values; meanwhile fetches `upcoming`, the keys of the next tile, if there is one.
-template <class Page>
+template <class Weight, class Page>
 void weigh_tile(const Scratch& s, const State& state, int pairs, const Page* const* values,
                 const Page* const* upcoming, int dim) {
   int column = 0;
   for (; column + kColumnVectors * kLanes <= dim; column += kColumnVectors * kLanes) {
-    value_columns<Page, kColumnVectors>(s, state, pairs, values, upcoming, column, dim);
+    value_columns<Weight, Page, kColumnVectors>(s, state, pairs, values, upcoming, column, dim);
   }
-  for (; column < dim; column += kLanes) value_columns<Page, 1>(s, state, pairs, values, upcoming, column, dim);
+  constexpr int kRest = kLeastVectors<Weight, Page>;
+  for (; column < dim; column += kRest * kLanes) {
+    value_columns<Weight, Page, kRest>(s, state, pairs, values, upcoming, column, dim);
+  }
 }
 
 }  // namespace

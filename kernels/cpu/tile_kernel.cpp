@@ -2,11 +2,13 @@
 //
 // A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs.
 // The kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages;
-// tiles of narrower pages that many pairs share are first widened to float32 scratch. The scales of quantised pages are
+// tiles of narrower pages that many pairs share are first widened to float32 scratch, unless numbers are multiplied as
+// bfloat16 (tile_bf16.h). The scales of quantised pages are
 // multiplied into scores and weights, never into rows. Knows nothing of threads or of other units.
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
+#include "tile_bf16.h"
 
 namespace {
 
@@ -96,17 +98,20 @@ void mark_visible(const AttendCall& call, const Unit& unit, const Tile& tile, co
   }
 }
 
+template <class Page>
+inline bool widens(const AttendCall& call, int pairs) {
+  return call.head_dim != call.padded_dim() || (sizeof(Page) < sizeof(float) && pairs >= kWideningPairs);
+}
+
 // `upcoming` are the keys of the next tile, to be fetched meanwhile, or null.
-template <class Query, class Page>
-void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, const Rows<Page>& rows,
+template <class Page>
+void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& tile, const Rows<Page>& rows,
                  const Page* const* upcoming, const Scratch& s, const State& state) {
-  const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
-  mark_visible(call, unit, tile, s);
-  const bool widen = call.head_dim != dim || (sizeof(Page) < sizeof(float) && pairs >= kWideningPairs);
-  if (!widen) {
-    score_tile<Query>(s, pairs, rows.keys, rows.values, tile, dim);
-    soften_tile(s, state, pairs, call.scale, call.softcap, rows);
-    weigh_tile(s, state, pairs, rows.values, upcoming, dim);
+  const int dim = call.padded_dim();
+  if (!widens<Page>(call, pairs)) {
+    score_tile<float>(s, pairs, rows.keys, rows.values, tile, dim);
+    soften_tile<float>(s, state, pairs, call.scale, call.softcap, rows);
+    weigh_tile<float>(s, state, pairs, rows.values, upcoming, dim);
     return;
   }
   Rows<float> wide;
@@ -115,22 +120,18 @@ void attend_tile(const AttendCall& call, const Unit& unit, const Tile& tile, con
     wide.values[key] = s.values + key * dim;
   }
   constexpr const float* const* nothing = nullptr;
-  if constexpr (sizeof(Query) == sizeof(float)) {
-    for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.keys[key], s.keys + key * dim, call.head_dim, dim);
-    score_tile<Query>(s, pairs, wide.keys, nothing, tile, dim);
-  } else {
-    score_tile<Query>(s, pairs, rows.keys, nothing, tile, dim);
-  }
-  soften_tile(s, state, pairs, call.scale, call.softcap, rows);
+  for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.keys[key], s.keys + key * dim, call.head_dim, dim);
+  score_tile<float>(s, pairs, wide.keys, nothing, tile, dim);
+  soften_tile<float>(s, state, pairs, call.scale, call.softcap, rows);
   for (int key = tile.begin; key < tile.end; ++key) {
     widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
   }
-  weigh_tile(s, state, pairs, wide.values, nothing, dim);
+  weigh_tile<float>(s, state, pairs, wide.values, nothing, dim);
 }
 
-// Attends one split into `state`, from nothing. `reach` is where the caller stops reading: as far as fetching ahead
-// pays.
-template <class Query, class Page>
+// Attends one split into `state`, from nothing, by products of Number (float or bf16). `reach` is where the caller
+// stops reading: as far as fetching ahead pays.
+template <class Number, class Page>
 void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, const Scratch& s, State state) {
   state.clear(unit.num_rows * call.group(), call.padded_dim());
   const int end = min((split + 1) * kSplitKeys, unit.kv_end);
@@ -141,7 +142,10 @@ void attend_split(const AttendCall& call, const Unit& unit, int split, int reach
     const bool more = start + kTileKeys < reach;
     if (more) locate(call, unit, Tile(unit, start + kTileKeys), rows[current ^ 1]);
     const Page* const* upcoming = more ? rows[current ^ 1].keys : nullptr;
-    attend_tile<Query>(call, unit, Tile(unit, start), rows[current], upcoming, s, state);
+    const Tile tile(unit, start);
+    mark_visible(call, unit, tile, s);
+    const Number* chosen = nullptr;
+    attend_tile(chosen, call, unit.num_rows * call.group(), tile, rows[current], upcoming, s, state);
   }
 }
 
@@ -160,25 +164,28 @@ void fold(State total, State next, int pairs, int dim) {
   }
 }
 
+// Where the query of a pair begins in the call.
 template <class Element>
-void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
-  const int group = call.group(), dim = call.padded_dim();
-  const int64_t first_head = static_cast<int64_t>(unit.kv_head) * group;
-  for (int row = 0; row < unit.num_rows; ++row) {
-    const Element* source = static_cast<const Element*>(call.query) + (unit.first_token + row) * call.query_stride;
-    for (int head = 0; head < group; ++head) {
-      float* target = s.query + static_cast<int64_t>(row * group + head) * dim;
-      widen_row(source + (first_head + head) * call.head_dim, target, call.head_dim, dim);
-    }
+const Element* query_row(const AttendCall& call, const Unit& unit, int pair) {
+  const int group = call.group();
+  const Element* token = static_cast<const Element*>(call.query) + (unit.first_token + pair / group) * call.query_stride;
+  return token + (static_cast<int64_t>(unit.kv_head) * group + pair % group) * call.head_dim;
+}
+
+template <class Element>
+void widen_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
+  const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
+  for (int pair = 0; pair < pairs; ++pair) {
+    widen_row(query_row<Element>(call, unit, pair), s.query + static_cast<int64_t>(pair) * dim, call.head_dim, dim);
   }
 }
 
-void copy_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
-  const int64_t row_elements = static_cast<int64_t>(call.group()) * call.head_dim;
-  bf16* target = reinterpret_cast<bf16*>(s.query);
-  for (int row = 0; row < unit.num_rows; ++row) {
-    const bf16* source = static_cast<const bf16*>(call.query) + (unit.first_token + row) * call.query_stride;
-    memcpy(target + row * row_elements, source + unit.kv_head * row_elements, sizeof(bf16) * row_elements);
+void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
+  switch (call.query_dtype) {
+    case DType::float32: return widen_query<float>(call, unit, s);
+    case DType::bfloat16: return widen_query<bf16>(call, unit, s);
+    case DType::float16: return widen_query<f16>(call, unit, s);
+    default: return;  // queries are never quantised
   }
 }
 
@@ -209,44 +216,40 @@ void write_output(const AttendCall& call, const Unit& unit, State total) {
   }
 }
 
-template <class Query, class Page>
+template <class Number, class Page>
 void run_splits(const AttendCall& call, const Unit& unit, int split_begin, int split_end, const Scratch& s) {
   const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
   const int reach = min(split_end * kSplitKeys, unit.kv_end);
   if (unit.partials != nullptr) {
     for (int split = split_begin; split < split_end; ++split) {
       float* slot = unit.partials + (split - unit.split_begin()) * octavo::partial_floats(pairs, dim);
-      attend_split<Query, Page>(call, unit, split, reach, s, State(slot, pairs, dim));
+      attend_split<Number, Page>(call, unit, split, reach, s, State(slot, pairs, dim));
     }
     return;
   }
   State total(s.total, pairs, dim), next(s.split, pairs, dim);
   total.clear(pairs, dim);
   for (int split = split_begin; split < split_end; ++split) {
-    attend_split<Query, Page>(call, unit, split, reach, s, next);
+    attend_split<Number, Page>(call, unit, split, reach, s, next);
     fold(total, next, pairs, dim);
   }
   write_output(call, unit, total);
 }
 
-// Whether scores multiply bfloat16 numbers directly. Depends on the call only: a decode must do as its prefill does.
-inline bool multiplies_bf16(const AttendCall& call) {
-  return kMultipliesBf16 && call.query_dtype == DType::bfloat16 && call.pages_dtype == DType::bfloat16 &&
-         call.head_dim % Dot<bf16, bf16>::step == 0;
-}
-
 void run(const AttendCall& call, const Unit& unit, int split_begin, int split_end, float* scratch) {
   const Scratch s(scratch, unit.num_rows * call.group(), call.padded_dim());
+  load_query(call, unit, s);
+#if defined(OCTAVO_MULTIPLIES_BF16)
   if (multiplies_bf16(call)) {
-    copy_query(call, unit, s);
-    return run_splits<bf16, bf16>(call, unit, split_begin, split_end, s);
+    narrow_query(s, unit.num_rows * call.group(), call.head_dim, is_quantised(call.pages_dtype));
+    switch (call.pages_dtype) {
+      case DType::bfloat16: return run_splits<bf16, bf16>(call, unit, split_begin, split_end, s);
+      case DType::int8: return run_splits<bf16, i8>(call, unit, split_begin, split_end, s);
+      case DType::float8_e4m3: return run_splits<bf16, f8>(call, unit, split_begin, split_end, s);
+      default: return;
+    }
   }
-  switch (call.query_dtype) {
-    case DType::float32: load_query<float>(call, unit, s); break;
-    case DType::bfloat16: load_query<bf16>(call, unit, s); break;
-    case DType::float16: load_query<f16>(call, unit, s); break;
-    default: return;
-  }
+#endif
   switch (call.pages_dtype) {
     case DType::float32: return run_splits<float, float>(call, unit, split_begin, split_end, s);
     case DType::bfloat16: return run_splits<float, bf16>(call, unit, split_begin, split_end, s);

@@ -21,7 +21,7 @@ def start(model: Path, **choices: object) -> EngineReady:
 
 @pytest.mark.parametrize(
     ("chosen", "kv_dtype", "element_bytes", "scale_bytes"),
-    [("auto", "float32", 4, 0), ("int8", "int8", 1, 4), ("fp8", "fp8_e4m3", 1, 4)],
+    [("auto", "bfloat16", 2, 0), ("float32", "float32", 4, 0), ("int8", "int8", 1, 4), ("fp8", "fp8_e4m3", 1, 4)],
 )
 def test_the_budget_is_cut_into_pages_of_the_chosen_dtype(
     default_gguf: Path, chosen: str, kv_dtype: str, element_bytes: int, scale_bytes: int
@@ -31,6 +31,28 @@ def test_the_budget_is_cut_into_pages_of_the_chosen_dtype(
     assert (ready.dtype, ready.kv_dtype, ready.page_bytes) == ("float32", kv_dtype, page_bytes)
     assert ready.num_pages == 3_000_000 // page_bytes
     assert ready.kv_bytes == ready.num_pages * page_bytes
+
+
+@pytest.mark.parametrize(
+    ("choices", "kv_dtype"),
+    [
+        ({"quantization": "auto"}, "float32"),  # of a directory of floats
+        ({"quantization": "none"}, "float32"),
+        ({"quantization": "int8"}, "bfloat16"),
+        ({"quantization": "int4"}, "bfloat16"),
+        ({"quantization": "int8", "kv_cache_dtype": "float32"}, "float32"),
+    ],
+)
+def test_pages_are_bfloat16_by_themselves_beside_quantised_weights_only(
+    tiny_llama_dir: Path, choices: dict[str, str], kv_dtype: str
+) -> None:
+    assert start(tiny_llama_dir, dtype="float32", **choices).kv_dtype == kv_dtype
+
+
+def test_pages_beside_weights_of_floats_are_what_is_computed_with(default_gguf: Path) -> None:
+    assert start(default_gguf, quantization="none", dtype="bfloat16").kv_dtype == "bfloat16"
+    assert start(default_gguf, quantization="none", dtype="float16").kv_dtype == "float16"
+    assert start(default_gguf, dtype="float16").kv_dtype == "float16"
 
 
 def test_the_form_that_weights_are_kept_in_is_told(default_gguf: Path, tiny_llama_dir: Path) -> None:

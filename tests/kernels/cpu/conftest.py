@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,10 +28,37 @@ class PagedBatch:
         return backend.attend(self.query, self.pages, self.metadata, **options)
 
     def expected(self, **options: float | int | None) -> torch.Tensor:
-        options = {"scale": self.query.shape[2] ** -0.5, **options}
+        return self._expected(self.query, self.pages, **options)
+
+    def rounded_expected(
+        self, backend: AttentionBackend, **options: float | int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``backend`` computes where products are of bfloat16 numbers, and how far off it may be.
+
+        The first is exact for the query as it is rounded then; elsewhere as `expected`, with no allowance. A weight and
+        the sum of weights are off by half a unit in the last place each, 2^-9 of themselves: together by no more than
+        2^-8 of the weighted mean of magnitudes.
+        """
+        if not self.is_bf16(backend):
+            return self.expected(**options), torch.zeros(())
+        pages = self.pages
+        value = pages.value.float().abs().to(pages.value.dtype)
+        rounded = self.query.bfloat16().to(self.query.dtype)
+        sizes = self._expected(rounded, replace(pages, value=value), **options)
+        return self._expected(rounded, pages, **options), sizes * 2**-8
+
+    def is_bf16(self, backend: AttentionBackend) -> bool:
+        """Whether ``backend`` multiplies this batch as bfloat16 numbers."""
+        head_dim, pages_dtype = self.query.shape[2], self.pages.key.dtype
+        if not isinstance(backend, NativeBackend) or backend.library.variant is not Variant.AVX512_BF16:
+            return False
+        return head_dim % 64 == 0 if is_quantised(pages_dtype) else pages_dtype == torch.bfloat16 and head_dim % 32 == 0
+
+    def _expected(self, query: torch.Tensor, pages: KVPages, **options: float | int | None) -> torch.Tensor:
+        options = {"scale": query.shape[2] ** -0.5, **options}
         metadata = self.metadata
         layout = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table)
-        return reference.paged_attention(self.query, self.pages, *layout, **options)
+        return reference.paged_attention(query, pages, *layout, **options)
 
 
 def poisoned_pages(shape: tuple[int, int, int, int], dtype: torch.dtype) -> KVPages:

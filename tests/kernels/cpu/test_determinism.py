@@ -46,9 +46,10 @@ def rows_of(batch, sequence, first, last):
         (torch.float32, torch.int8),
         (torch.float32, torch.float8_e4m3fn),
         (torch.bfloat16, torch.int8),
+        (torch.bfloat16, torch.float8_e4m3fn),
     ],
 )
-@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 2, 80), (2, 2, 32)])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 2, 80), (2, 2, 32), (8, 1, 128)])
 def test_a_prefill_row_equals_its_decode(
     native, batch_of, two_threads, options, dtype, pages_dtype, num_q_heads, num_kv_heads, head_dim
 ):
@@ -66,6 +67,7 @@ def test_a_prefill_row_equals_its_decode(
     ("dtype", "pages_dtype"),
     [
         (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
         (torch.bfloat16, torch.bfloat16),
         (torch.float32, torch.int8),
         (torch.float32, torch.float8_e4m3fn),
@@ -80,7 +82,7 @@ def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, opti
 
 @pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_a_sequence_alone_equals_itself_in_a_mixed_batch(
     native_variant, batch_of, two_threads, pages_dtype, options, variant
 ):
@@ -95,7 +97,7 @@ def test_a_sequence_alone_equals_itself_in_a_mixed_batch(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, pages_dtype, options):
     batch = batch_of([(1, 3000), (1, 700), (90, 800)], pages_dtype=pages_dtype)
     results = []
@@ -105,7 +107,7 @@ def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, pa
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_the_block_size_and_the_pages_taken_change_nothing(native, batch_of, pages_dtype):
     lengths = [(1, 500), (40, 400)]
     small, large = (batch_of(lengths, block_size=size, pages_dtype=pages_dtype) for size in (16, 32))

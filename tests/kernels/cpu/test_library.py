@@ -30,11 +30,12 @@ def test_every_variant_matches_the_reference(native_variant, batch_of, variant, 
 
 @pytest.mark.parametrize("variant", list(Variant), ids=lambda variant: variant.name)
 @pytest.mark.parametrize("head_dim", [48, 64])
-def test_every_variant_multiplies_bfloat16_exactly(native_variant, batch_of, variant, head_dim):
+def test_every_variant_loses_only_roundings_to_bfloat16(native_variant, batch_of, variant, head_dim):
     batch = batch_of([(1, 270), (6, 40)], num_q_heads=3, head_dim=head_dim, dtype=torch.bfloat16)
-    expected = batch.expected()
-    error = (batch.attend(native_variant(variant)).double() - expected).abs()
-    assert (error <= expected.abs() * 2**-8 * 1.01 + 3e-6).all()
+    backend = native_variant(variant)
+    expected, allowed = batch.rounded_expected(backend)
+    error = (batch.attend(backend).double() - expected).abs()
+    assert (error <= expected.abs() * 2**-8 * 1.01 + allowed + 3e-6).all()
 
 
 def test_the_default_variant_is_the_best_this_machine_runs(native_variant):

@@ -1,0 +1,34 @@
+// The kernel's functions; see dense_product.h for the numerics.
+#pragma once
+
+#include "dense_product.h"
+
+namespace octavo {
+
+// A group of an input row as the sieve meets it.
+struct SieveGroup {
+  int8_t codes[kStep];
+  float scale;
+  int32_t negated_sum;  // -8 * sum of codes: codes of weights are offset by 8
+  float slack;          // the most that an output is above what codes give, in units of the weights' scale
+};
+
+struct DenseTable {
+  // Input row `row`, prepared and rounded, into bfloat16 `target`. `scratch` holds `columns` floats.
+  void (*prepare)(const DenseCall& call, int64_t row, uint16_t* target, float* scratch);
+  // Outputs of weight rows [first, last) for all input rows, prepared ones `stride` apart.
+  void (*multiply)(const DenseCall& call, const uint16_t* rows, int64_t stride, int64_t first, int64_t last);
+  // Output of one weight row for one prepared row, as `multiply` has it.
+  float (*multiply_one)(const DenseCall& call, const uint16_t* row, int64_t weight_row);
+  void (*make_sieve_groups)(const uint16_t* row, int64_t columns, SieveGroup* groups);
+  // Bit i is set where the output of weight row 16 * panel + i may be `least` or more.
+  uint32_t (*may_reach)(const DenseCall& call, int64_t panel, const SieveGroup* groups, float least);
+  // Writes the panel of the sieve.
+  void (*pack_sieve)(const uint16_t* weight, int64_t rows, int64_t columns, int64_t panel, uint8_t* sieve);
+};
+
+#ifdef OCTAVO_X86
+extern const DenseTable dense_avx512_bf16;
+#endif
+
+}  // namespace octavo
