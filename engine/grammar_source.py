@@ -15,11 +15,9 @@ from typing import Final
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark, is_lark_syntax
 
-from engine.sampling_params import Grammar, GrammarKind
+from engine.sampling_params import JSON_WHITESPACE, Grammar, GrammarKind
 
-# Between the tokens of JSON. Without a bound a model may go on with blanks until its limit.
-_WHITESPACE: Final = r"[ \n\r\t]{1,40}"
-_SCHEMA_OPTIONS: Final = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
+_SCHEMA_OPTIONS: Final = {"whitespace_pattern": JSON_WHITESPACE, "lenient": False, "coerce_one_of": False}
 _OPTIONS: Final = '\n%llguidance {"no_forcing": true}\n'  # behind the text, so that its line numbers are the user's
 _ANY_OBJECT: Final = '{"type": "object"}'
 _OWN_OPTIONS: Final = re.compile(r"^\s*%llguidance\b", re.MULTILINE)

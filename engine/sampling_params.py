@@ -6,8 +6,12 @@ Plain msgspec structs that travel in an `EngineRequest`: no torch, no logic. The
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
+
+JSON_WHITESPACE: Final = r"[ \n\r\t]{1,40}"
+"""What may stand between two tokens of JSON. Without a bound a model may go on with blanks until its limit."""
 
 
 class GrammarKind(enum.StrEnum):

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from engine.sampling_params import Grammar, GrammarKind
+from engine.sampling_params import JSON_WHITESPACE, Grammar, GrammarKind
 from server.openai.body import WrongField
 
 OneGrammar = Grammar | None
@@ -155,13 +155,21 @@ def grammar_of_tool_calls(
             raise WrongField(str(error), place, "function", "parameters") from None
         head = _literal(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
         rules.append(f"call_{place}: {head} arguments_{place} {_literal('}')}")
-        rules.append(f"arguments_{place}: %json {arguments}")
+        rules.append(f"arguments_{place}: %json {_bounded(arguments)}")
     calls = " | ".join(f"call_{place}" for place in range(len(tools)))
     one = _sequence(_literal(begin), "call", _literal(end))
     more = f"({_sequence(_literal(separator), 'wrapped')})*" if parallel else ""
     rules += [f"call: {calls}", f"wrapped: {one}"]
     start = _sequence(_literal(before), "wrapped", more, _literal(after))
     return Grammar(GrammarKind.LARK, "\n".join([f"start: {start}", *rules, ""]))
+
+
+def _bounded(schema: str) -> str:
+    """The schema within a grammar, where it gets no options but its own: with a bound on blanks."""
+    fields = json.loads(schema)
+    if not isinstance(fields, dict):
+        return schema
+    return json.dumps({**fields, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}})
 
 
 def _sequence(*parts: str) -> str:

@@ -23,7 +23,7 @@ CLIENT_SECONDS = 120
 TEMPLATE = (
     "{% for t in tools or [] %}[tool]{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}[call]{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\\n{{ c.function | tojson }}\\n</tool_call>{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
@@ -76,7 +76,7 @@ def served(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     template.write_text(TEMPLATE)
     server = Server(
         directory / "log", str(tiny_llama_dir), "--served-model-name", MODEL, "--api-key", KEY,
-        "--chat-template", str(template), "--max-model-len", "1024", "--threads", "1",
+        "--chat-template", str(template), "--max-model-len", "2048", "--threads", "1",
     )  # fmt: skip
     try:
         server.wait_ready()

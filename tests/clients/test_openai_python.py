@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Literal
 
 import httpx
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
 from tests.clients.conftest import KEY, MODEL, ServedModel
 
+COLOURS = {"type": "string", "enum": ["red", "green"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"colour": COLOURS, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+TOOLS = [{"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": PARAMETERS}}]
 HELLO = [{"role": "user", "content": "Hello"}]
 ABORTED = 'octavo_requests_total{outcome="abort"}'
+
+
+class Verdict(BaseModel):
+    """An answer that a schema forces, whatever the model would say."""
+
+    colour: Literal["red", "green"]
+    sure: bool
 
 
 @pytest.fixture
@@ -62,6 +80,68 @@ def test_responses(client: OpenAI, served: ServedModel) -> None:
     client.responses.delete(plain.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(plain.id)
+
+
+def test_a_tool_that_must_be_called(client: OpenAI) -> None:
+    fields = {"model": MODEL, "messages": HELLO, "max_tokens": 1200, "temperature": 0, "parallel_tool_calls": False}
+    plain = client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required").choices[0]
+    assert plain.finish_reason == "tool_calls"
+    [call] = plain.message.tool_calls
+    assert call.function.name == "paint"
+    Verdict.model_validate_json(call.function.arguments, strict=True)
+    with client.chat.completions.stream(**fields, tools=TOOLS, tool_choice="required") as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert [one.function.arguments for one in streamed.message.tool_calls] == [call.function.arguments]
+    answered = [*HELLO, plain.message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    last = client.chat.completions.create(**fields | {"messages": answered, "max_tokens": 16}, tools=TOOLS)
+    assert last.choices[0].message.content
+
+
+def test_a_function_that_a_response_must_call(client: OpenAI) -> None:
+    tools = [{"type": "function", "strict": True, **TOOLS[0]["function"]}]
+    fields = {
+        "model": MODEL,
+        "input": "Hello",
+        "max_output_tokens": 1200,
+        "temperature": 0,
+        "tools": tools,
+        "parallel_tool_calls": False,
+    }
+    plain = client.responses.create(**fields, tool_choice={"type": "function", "name": "paint"})
+    [call] = plain.output
+    assert (call.type, call.name) == ("function_call", "paint")
+    Verdict.model_validate_json(call.arguments, strict=True)
+    with client.responses.stream(**fields, tool_choice="required") as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        [streamed] = stream.get_final_response().output
+    assert "".join(pieces) == streamed.arguments == call.arguments
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "done"}
+    following = client.responses.create(
+        **fields | {"input": [output], "max_output_tokens": 16}, previous_response_id=plain.id
+    )
+    assert following.output[0].type == "message"
+
+
+def test_an_answer_is_an_object_of_the_class_asked_for(client: OpenAI) -> None:
+    fields = {"model": MODEL, "temperature": 0}
+    chat = client.chat.completions.parse(**fields, messages=HELLO, max_tokens=1200, response_format=Verdict)
+    assert isinstance(chat.choices[0].message.parsed, Verdict)
+    response = client.responses.parse(**fields, input="Hello", max_output_tokens=1200, text_format=Verdict)
+    assert response.output_parsed == chat.choices[0].message.parsed
+    with client.responses.stream(**fields, input="Hello", max_output_tokens=1200, text_format=Verdict) as stream:
+        assert stream.get_final_response().output_parsed == response.output_parsed
+
+
+def test_embeddings(client: OpenAI) -> None:
+    made = client.embeddings.create(model=MODEL, input=["Hello", "Hello world", "Hello"])
+    first, other, again = (one.embedding for one in made.data)
+    assert first == again
+    assert first != other
+    assert math.hypot(*first) == pytest.approx(1, rel=1e-6)
+    short = client.embeddings.create(model=MODEL, input="Hello", dimensions=8, encoding_format="float")
+    length = math.hypot(*first[:8])
+    assert short.data[0].embedding == pytest.approx([value / length for value in first[:8]], rel=1e-5)
 
 
 def test_errors_are_of_the_right_classes(client: OpenAI, served: ServedModel) -> None:

@@ -14,7 +14,7 @@ SCRIPTS = ROOT / "tests" / "clients"
 INSTALLED = Path(os.environ["OCTAVO_TEST_CLIENTS"]).resolve()
 
 
-@pytest.mark.parametrize("name", ["litellm", "langchain", "anthropic"])
+@pytest.mark.parametrize("name", ["litellm", "langchain", "instructor", "anthropic"])
 def test_a_client_for_python(served: ServedModel, run_script: Callable[..., str], name: str) -> None:
     script = SCRIPTS / "python" / f"use_{name}.py"
     assert run_script([str(INSTALLED / "bin" / "python"), str(script)]).splitlines()[-1] == "ok"

@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateText, streamText } from "ai";
+import { APICallError, embedMany, generateText, Output, streamText, tool } from "ai";
+import { z } from "zod";
 
 const model = process.env.OCTAVO_MODEL;
 const expected = JSON.parse(process.env.OCTAVO_EXPECTED);
@@ -29,6 +30,29 @@ for (const [name, [one, text]] of Object.entries(models)) {
   assert.equal((await streamed.usage).outputTokens, 16, name);
   console.log(`ok ${name}`);
 }
+
+const verdict = z.object({ colour: z.enum(["red", "green"]), sure: z.boolean() });
+const longer = { ...asked, maxOutputTokens: 1200 };
+const capable = createOpenAICompatible({ name: "octavo", supportsStructuredOutputs: true, ...where });
+for (const one of [capable(model), openai.chat(model), openai.responses(model)]) {
+  const tools = { paint: tool({ description: "Paints.", inputSchema: verdict }) };
+  const called = await generateText({ model: one, ...longer, tools, toolChoice: { type: "tool", toolName: "paint" } });
+  assert.equal(called.finishReason, "tool-calls");
+  verdict.parse(called.toolCalls[0].input);
+  const streamed = streamText({ model: one, ...longer, tools, toolChoice: { type: "tool", toolName: "paint" } });
+  assert.deepEqual((await streamed.toolCalls)[0].input, called.toolCalls[0].input);
+  const object = await generateText({ model: one, ...longer, output: Output.object({ schema: verdict }) });
+  verdict.parse(object.output);
+}
+console.log("ok tools and objects");
+
+const { embeddings } = await embedMany({
+  model: compatible.textEmbeddingModel(model),
+  values: ["Hello", "Hello world"],
+  maxRetries: 0,
+});
+assert.equal(embeddings.length, 2);
+console.log("ok embeddings");
 
 await assert.rejects(generateText({ model: compatible("other"), ...asked }), (error) => {
   assert(APICallError.isInstance(error));

@@ -6,6 +6,13 @@ const model = process.env.OCTAVO_MODEL;
 const expected = JSON.parse(process.env.OCTAVO_EXPECTED);
 const options = { baseURL: process.env.OCTAVO_URL, apiKey: process.env.OCTAVO_KEY, maxRetries: 0 };
 const client = new OpenAI(options);
+const parameters = {
+  type: "object",
+  properties: { colour: { type: "string", enum: ["red", "green"] }, sure: { type: "boolean" } },
+  required: ["colour", "sure"],
+  additionalProperties: false,
+};
+const tools = [{ type: "function", function: { name: "paint", description: "Paints.", parameters } }];
 const messages = [{ role: "user", content: "Hello" }];
 const asked = { model, messages, max_tokens: 16, temperature: 0 };
 
@@ -72,6 +79,43 @@ const cases = {
     assert.deepEqual(items, ["message", "message", "message"]);
     await client.responses.delete(plain.id);
     await assert.rejects(client.responses.retrieve(plain.id), OpenAI.NotFoundError);
+  },
+
+  async "a tool that must be called, plain and streamed"() {
+    const fields = { ...asked, max_tokens: 1200, tools, tool_choice: "required", parallel_tool_calls: false };
+    const plain = (await client.chat.completions.create(fields)).choices[0];
+    assert.equal(plain.finish_reason, "tool_calls");
+    const [call] = plain.message.tool_calls;
+    assert.equal(call.function.name, "paint");
+    const painted = JSON.parse(call.function.arguments);
+    assert.deepEqual(Object.keys(painted).sort(), ["colour", "sure"]);
+    const streamed = (await client.chat.completions.stream(fields).finalChatCompletion()).choices[0];
+    assert.equal(streamed.message.tool_calls[0].function.arguments, call.function.arguments);
+    const answered = [...messages, plain.message, { role: "tool", tool_call_id: call.id, content: "done" }];
+    const last = await client.chat.completions.create({ ...asked, messages: answered, tools });
+    assert(last.choices[0].message.content);
+  },
+
+  async "an answer that follows a schema"() {
+    const schema = { name: "verdict", strict: true, schema: parameters };
+    const fields = { ...asked, max_tokens: 1200, response_format: { type: "json_schema", json_schema: schema } };
+    const chat = await client.chat.completions.parse(fields);
+    assert.equal(typeof chat.choices[0].message.parsed.sure, "boolean");
+    const response = await client.responses.parse({
+      model,
+      input: "Hello",
+      max_output_tokens: 1200,
+      temperature: 0,
+      text: { format: { type: "json_schema", ...schema } },
+    });
+    assert.deepEqual(response.output_parsed, chat.choices[0].message.parsed);
+  },
+
+  async "embeddings, as floats and in base64"() {
+    const made = await client.embeddings.create({ model, input: ["Hello", "Hello world"] });
+    const floats = await client.embeddings.create({ model, input: "Hello", encoding_format: "float" });
+    assert.deepEqual([...made.data[0].embedding], floats.data[0].embedding);
+    assert.notDeepEqual(made.data[1].embedding, made.data[0].embedding);
   },
 
   async "errors are of the right classes"() {

@@ -29,6 +29,26 @@ assert counted.input_tokens == plain.usage.input_tokens + plain.usage.cache_read
 bearer = anthropic.Anthropic(**WHERE, auth_token=os.environ["OCTAVO_KEY"], api_key=None)
 assert bearer.messages.create(**ASKED).content == plain.content
 
+schema = {
+    "type": "object",
+    "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+tools = [{"name": "paint", "description": "Paints.", "input_schema": schema}]
+longer = {**ASKED, "max_tokens": 1200, "tools": tools}
+called = client.messages.create(**longer, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+assert called.stop_reason == "tool_use"
+[call] = called.content
+assert call.type == "tool_use"
+assert call.input["colour"] in ("red", "green")
+with client.messages.stream(**longer, tool_choice={"type": "tool", "name": "paint"}) as stream:
+    [streamed] = stream.get_final_message().content
+assert (streamed.name, streamed.input) == (call.name, call.input)
+result = {"type": "tool_result", "tool_use_id": call.id, "content": "done"}
+answered = [*HELLO, {"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+assert client.messages.create(**{**longer, "messages": answered}).content[0].type == "text"
+
 
 def raised(client: anthropic.Anthropic, **fields: object) -> Exception:
     try:

@@ -35,6 +35,28 @@ events = list(litellm.responses(**ASKED, input="Hello", max_output_tokens=16, te
 deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
 assert "".join(deltas) == EXPECTED["chat"]
 
+parameters = {
+    "type": "object",
+    "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+tools = [{"type": "function", "function": {"name": "paint", "parameters": parameters}}]
+called = litellm.completion(
+    **ASKED,
+    messages=HELLO,
+    max_tokens=1200,
+    temperature=0,
+    tools=tools,
+    tool_choice="required",
+    parallel_tool_calls=False,
+).choices[0]
+assert called.finish_reason == "tool_calls"
+assert json.loads(called.message.tool_calls[0].function.arguments)["colour"] in ("red", "green")
+
+vectors = litellm.embedding(**ASKED, input=["Hello", "Hello world"], encoding_format="float")
+assert len(vectors.data) == 2
+
 
 def raised(**fields: object) -> Exception:
     try:
