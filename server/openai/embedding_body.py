@@ -11,7 +11,7 @@ from server.openai.body import Body
 from server.openai.generation_body import MAX_INT32, MAX_SALT_CHARACTERS, MAX_TIMEOUT_SECONDS
 from server.openai.prompt_forms import Prompt, PromptForms, read_prompts
 
-DEFAULT_POOLING = Pooling.MEAN
+DEFAULT_POOLING = Pooling.LAST  # as decoders that were trained to embed expect
 
 
 class EmbeddingBody(Body):

@@ -39,7 +39,7 @@ async def test_a_text_becomes_a_vector_of_unit_length(api, engine) -> None:
     }
     [request] = engine.requests
     assert request.prompt_token_ids == [71, 72]
-    assert (request.pooling, request.sampling.max_tokens) == (Pooling.MEAN, 0)
+    assert (request.pooling, request.sampling.max_tokens) == (Pooling.LAST, 0)
     assert response.headers["x-request-id"] == request.request_id.removesuffix("-0-0")
 
 
