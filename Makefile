@@ -58,7 +58,8 @@ test-clients: $(INSTALLED) install-node $(CLIENTS)/.installed
 
 $(CLIENTS)/.installed: tests/clients/python/requirements.txt
 	@$(BIN)/python -m venv --clear $(CLIENTS)
-	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input install -qq -r $<
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check --no-input install -qq \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
 	@touch $@
 
 lint: $(INSTALLED)

@@ -1,4 +1,7 @@
-"""GET /tokenizer_info: what the served model's vocabulary is, and how conversations are written for it."""
+"""GET /tokenizer_info: what the served model's vocabulary is, and how conversations are written for it.
+
+Special tokens and the template have the names that tokenizer_config.json gives them, for clients that read one.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from server.state import ServerState
 
 
 def tokenizer_info(state: ServerState) -> Response:
-    """``eos_token_ids`` are those that end an answer: the vocabulary's and the model's own."""
+    """``eos_token_ids`` are those that end an answer: the vocabulary's and the model's own. What is absent is null."""
     ready, tokenizer = state.require_ready()
-    info = {
+    info: dict[str, object] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
+    info |= tokenizer.special_tokens
+    info |= {
         "kind": tokenizer.kind,
         "vocab_size": tokenizer.vocab_size,
         "model_vocab_size": ready.vocab_size,
@@ -19,7 +24,6 @@ def tokenizer_info(state: ServerState) -> Response:
         "adds_bos": tokenizer.adds_bos,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_ids": ready.eos_token_ids,
-        "special_tokens": dict(tokenizer.special_tokens),
         "chat_template": None if state.chat_template is None else state.chat_template.source,
     }
     return Response(orjson.dumps(info), media_type="application/json")

@@ -27,7 +27,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
-collect_ignore = [] if os.environ.get("OCTAVO_TEST_CLIENTS") else ["test_other_clients.py"]
+collect_ignore = [] if os.environ.get("OCTAVO_TEST_CLIENTS") else ["test_lm_eval.py", "test_other_clients.py"]
 
 
 class ServedModel:
@@ -77,6 +77,7 @@ def served(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     server = Server(
         directory / "log", str(tiny_llama_dir), "--served-model-name", MODEL, "--api-key", KEY,
         "--chat-template", str(template), "--max-model-len", "2048", "--threads", "1",
+        "--quantization", "none", "--dtype", "float32", "--kv-cache-dtype", "float32",
     )  # fmt: skip
     try:
         server.wait_ready()

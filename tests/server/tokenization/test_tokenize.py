@@ -141,7 +141,10 @@ async def test_tokenizer_info_says_what_the_vocabulary_is(api, state) -> None:
         "adds_bos": False,
         "bos_token_id": None,
         "eos_token_ids": [256],
-        "special_tokens": {"eos_token": "<|end|>"},
+        "bos_token": None,
+        "eos_token": "<|end|>",
+        "pad_token": None,
+        "unk_token": None,
         "chat_template": state.chat_template.source,
     }
 
