@@ -17,7 +17,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +25,11 @@ from functools import partial
 import msgspec
 
 from block_manager.hashing import BlockHashes
+from engine.deltas import drawn_delta, failed_delta, failure_of_draw, prompt_delta, refused_delta, whole_delta
+from engine.draws import Constrain, Draws
 from engine.grammar_compiler import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
-from engine.grammar_source import GrammarError
-from engine.logit_edits import LogitEdit, LogitEditor, NothingAllowed, TokenConstraint
+from engine.logit_edits import LogitEditor
 from engine.messages import (
     EngineRequest,
     EngineStats,
@@ -39,12 +40,11 @@ from engine.messages import (
 )
 from engine.prompt_reader import PromptPiece, PromptReaders
 from engine.prompt_states import PromptPart
-from engine.reports import request_explanation, request_ledger, scheduler_stats
-from engine.sampler import child_seed
+from engine.reports import request_explanation, scheduler_stats
 from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import DrawnToken, StepResult, StepRunner
-from scheduler.batch import ScheduledBatch, ScheduledRequest
+from scheduler.batch import ScheduledBatch
 from scheduler.output import TokenOutput
 from scheduler.refusal import NeverFits, Refusal, RefusalReason
 from scheduler.request import FinishReason, Request
@@ -87,7 +87,6 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self._eos_token_ids = eos_token_ids
-        self._vocab_size = vocab_size
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval
         self._queue_timeout = queue_timeout
@@ -95,8 +94,7 @@ class Engine:
         self._compiler = GrammarCompiler(vocab_size, eos_token_ids)
         self._grammars = GrammarQueue(self._compiler, queue_timeout)
         self._seeds = random.Random(seed)  # of requests that bring none, in the order they come
-        self._sampling: dict[str, SamplingParams] = {}
-        self._editors: dict[str, LogitEditor] = {}  # of those whose logits change before they draw
+        self._draws = Draws(eos_token_ids, vocab_size)
         self._readers = PromptReaders()
         self._positions: dict[str, int] = {}  # last told, of requests that asked
         self._pending: list[RequestDelta] = []  # decided outside a step
@@ -117,7 +115,7 @@ class Engine:
 
     # ---- requests come and go
 
-    def submit(self, request: EngineRequest, constrain: Callable[[], TokenConstraint] | None = None) -> None:
+    def submit(self, request: EngineRequest, constrain: Constrain | None = None) -> None:
         """Queue a request. One that cannot run ends at once, with an error; it never reaches a step.
 
         ``constrain`` makes the constraint of each of its sequences, where its sampling has a grammar. Without it, the
@@ -142,12 +140,12 @@ class Engine:
         for name, failure in self._grammars.take_refused():
             if failure.code in (RefusalReason.TIMEOUT.value, RefusalReason.QUEUE_TIMEOUT.value):
                 self.scheduler.counters.refusals[RefusalReason(failure.code)] += 1
-            self._pending.append(_failed(name, failure))
+            self._pending.append(failed_delta(name, failure))
 
     def _queue(
         self,
         request: EngineRequest,
-        constrain: Callable[[], TokenConstraint] | None = None,
+        constrain: Constrain | None = None,
         arrived: float | None = None,
     ) -> None:
         sampling = request.sampling
@@ -156,7 +154,7 @@ class Engine:
         names = (request.request_id, *request.children)
         editors: dict[str, LogitEditor] = {}
         try:
-            editors = self._editors_of(request, names, constrain)
+            editors = self._draws.editors(request, names, constrain)
             if request.pooling is not None and (sampling.max_tokens or request.children):
                 raise ValueError("a request for an embedding draws no tokens, and is for one sequence")
             family = [self._request(request, name, sampling, editors.get(name)) for name in names]
@@ -165,34 +163,12 @@ class Engine:
         except (NeverFits, ValueError) as error:
             code = "never_fits" if isinstance(error, NeverFits) else "invalid"
             failure = Failure(code=code, message=str(error))
-            self._pending += [_failed(name, failure) for name in names]
+            self._pending += [failed_delta(name, failure) for name in names]
         else:
-            for number, member in enumerate(family):
-                seed = child_seed(sampling.seed or 0, number)
-                self._sampling[member.request_id] = msgspec.structs.replace(sampling, seed=seed)
-            self._editors |= editors
+            self._draws.add(names, sampling, editors)
             self._readers.add(family[0], request)
             if request.reports_position:
                 self._positions[request.request_id] = 0
-
-    def _editors_of(
-        self, request: EngineRequest, names: Sequence[str], constrain: Callable[[], TokenConstraint] | None
-    ) -> dict[str, LogitEditor]:
-        sampling = request.sampling
-        if (sampling.grammar is None) != (constrain is None):
-            raise ValueError("a grammar needs its constraint, and a constraint its grammar")
-        found = {}
-        for name in names:
-            editor = LogitEditor.needed(
-                sampling,
-                request.prompt_token_ids,
-                (*self._eos_token_ids, *sampling.stop_token_ids),
-                self._vocab_size,
-                None if constrain is None else constrain(),
-            )
-            if editor is not None:
-                found[name] = editor
-        return found
 
     def _request(
         self, request: EngineRequest, request_id: str, sampling: SamplingParams, editor: LogitEditor | None
@@ -248,59 +224,22 @@ class Engine:
         return StepOutput(deltas=deltas, stats=self._stats_at_times())
 
     def _submit_step(self, batch: ScheduledBatch) -> _Step:
-        drawing = [(share, name) for share in batch.requests if share.samples for name in share.sequence_ids]
-        # a copy: requests may end while the step runs
-        sampling = {name: self._sampling[name] for _, name in drawing}
-        edits = self._edits(drawing) if self._editors else {}
+        draws = self._draws.of_step(batch)
+        for name in draws.whole:
+            if (request := self.scheduler.finish(name)) is not None:
+                self._pending.append(whole_delta(request))
+            self._forget(name)
+        for name, error in draws.failed:
+            self._fail_alone(name, error)
         parts = self._readers.parts(batch)
-        return _Step(batch, parts, self._executor.submit(self.runner.launch, batch, sampling, edits, parts))
-
-    def _edits(self, drawing: Sequence[tuple[ScheduledRequest, str]]) -> dict[str, list[LogitEdit | None]]:
-        """What changes the logits of a step; where that can't be told, its request ends and what it draws is lost."""
-        edits = {}
-        for share, name in drawing:
-            editor = self._editors.get(name)
-            if editor is None:
-                continue
-            try:
-                found = [editor.edit(share.output_index + place) for place in range(share.num_drafts + 1)]
-            except Exception as error:
-                if isinstance(error, NothingAllowed) and editor.may_end():
-                    self._stop_alone(name)
-                else:
-                    self._fail_alone(name, error)
-            else:
-                if any(edit is not None for edit in found):
-                    edits[name] = found
-        return edits
+        launched = self._executor.submit(self.runner.launch, batch, draws.sampling, draws.edits, parts)
+        return _Step(batch, parts, launched)
 
     def _fail_alone(self, request_id: str, error: Exception) -> None:
         """End a request that nobody else shares the fault of; the next step's output says so."""
-        if isinstance(error, NothingAllowed):
-            failure = Failure(code="invalid", message=str(error), started=True)
-        elif isinstance(error, GrammarError):
-            failure = Failure(code="invalid_grammar", message=str(error), started=True)
-        else:
-            traceback.print_exception(error)
-            message = f"what the next token may be could not be told: {type(error).__name__}: {error}"
-            failure = Failure(code="step_failed", message=message, started=True)
         self.scheduler.finish(request_id)
         self._forget(request_id)
-        self._pending.append(_failed(request_id, failure))
-
-    def _stop_alone(self, request_id: str) -> None:
-        """End a request whose output is whole without another token; the next step's output says so."""
-        request = self.scheduler.finish(request_id)
-        self._forget(request_id)
-        if request is not None:
-            end = RequestDelta(
-                request_id=request_id,
-                token_ids=[],
-                finish_reason=FinishReason.STOP,
-                num_cached_tokens=request.num_cached_tokens or 0,
-                ledger=request_ledger(request),
-            )
-            self._pending.append(end)
+        self._pending.append(failed_delta(request_id, failure_of_draw(error)))
 
     def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
@@ -317,7 +256,7 @@ class Engine:
                 self._forget(name)
             if self._failed_steps >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
-            return [_failed(name, failure) for name in ended]
+            return [failed_delta(name, failure) for name in ended]
         self._failed_steps = 0
         self.scheduler.observe(step.batch, result.seconds)
         pieces = self._readers.take(step.batch, step.parts, result.states, self.scheduler.is_current)
@@ -328,59 +267,33 @@ class Engine:
             for output in outputs
         ]
         self._compiler.masks.begin()
-        return deltas + [
-            RequestDelta(request_id=name, token_ids=[], prompt_logprobs=piece.logprobs)
-            for name, piece in pieces.items()
-            if piece.logprobs
-        ]
+        return deltas + [prompt_delta(name, piece) for name, piece in pieces.items() if piece.logprobs]
 
     def _delta(self, output: TokenOutput, drawn: DrawnToken | None, piece: PromptPiece | None) -> RequestDelta:
-        request = output.request
-        token_ids = [] if output.token_id is None else [*output.accepted, output.token_id]
-        reason = self._ending(output, token_ids) if self._editors else output.finish_reason
+        reason = self._ending(output)
         if reason is not None:
-            self._forget(request.request_id)
-        named = output.finish_reason is FinishReason.STOP and output.token_id in request.stop_token_ids
-        return RequestDelta(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            finish_reason=reason,
-            stop_token_id=output.token_id if named else None,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            logprob=0.0 if drawn is None else drawn.logprob,
-            logprobs=[] if drawn is None else list(drawn.logprobs),
-            prompt_logprobs=[] if piece is None else piece.logprobs,
-            embedding=None if piece is None else piece.embedding,
-            ledger=None if reason is None else request_ledger(request),
-        )
+            self._forget(output.request.request_id)
+        return drawn_delta(output, reason, drawn, piece)
 
-    def _ending(self, output: TokenOutput, token_ids: Sequence[int]) -> FinishReason | None:
-        """Tell a request's editor of its tokens; why they end it. A whole output at the limit is a stop, no length."""
+    def _ending(self, output: TokenOutput) -> FinishReason | None:
+        """Why its tokens end a request. A whole output at the limit is a stop, no length."""
         request_id, reason = output.request.request_id, output.finish_reason
-        editor = self._editors.get(request_id)
-        if editor is None or reason is FinishReason.STOP:
+        if reason is FinishReason.STOP or output.token_id is None:
             return reason
         try:
-            for token_id in token_ids:
-                editor.accept(token_id)
+            is_whole = self._draws.accept(request_id, (*output.accepted, output.token_id))
         except Exception as error:
             if reason is None:
                 self._fail_alone(request_id, error)
             return reason
-        if not editor.is_over:
+        if not is_whole:
             return reason
         self.scheduler.finish(request_id)
         return FinishReason.STOP
 
     def _refused(self, refusal: Refusal) -> RequestDelta:
         self._forget(refusal.request_id)
-        failure = Failure(
-            code=refusal.reason.value,
-            message=refusal.message,
-            started=refusal.started,
-            retry_after=refusal.retry_after,
-        )
-        return _failed(refusal.request_id, failure)
+        return refused_delta(refusal)
 
     def _new_positions(self) -> list[RequestDelta]:
         """Places in the queue that changed, for those who asked for theirs."""
@@ -398,8 +311,7 @@ class Engine:
         return deltas
 
     def _forget(self, request_id: str) -> None:
-        self._sampling.pop(request_id, None)
-        self._editors.pop(request_id, None)
+        self._draws.forget(request_id)
         self._readers.forget(request_id)
         self._positions.pop(request_id, None)
 
@@ -442,7 +354,3 @@ class Engine:
             return None
         self._stats_sent = now
         return self.stats()
-
-
-def _failed(request_id: str, failure: Failure) -> RequestDelta:
-    return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, failure=failure)

@@ -355,7 +355,7 @@ def test_what_cannot_be_edited_is_refused_at_once(
     for name in "ab":
         assert engine.last(name).failure.code == "invalid"
         assert message in engine.last(name).failure.message
-    assert engine.engine._editors == {}
+    assert engine.engine._draws._editors == {}
 
 
 def test_nothing_is_kept_of_requests_that_have_ended(rig: Callable, tiny_llama_dir: Path) -> None:
@@ -363,7 +363,7 @@ def test_nothing_is_kept_of_requests_that_have_ended(rig: Callable, tiny_llama_d
     answers(engine, list(MANY))
     submit(engine, "aborted", PROMPT, 20, repetition_penalty=2.0)
     engine.step()
-    assert isinstance(engine.engine._editors["aborted"], LogitEditor)
+    assert isinstance(engine.engine._draws._editors["aborted"], LogitEditor)
     engine.engine.abort(["aborted"])
     engine.run()
-    assert engine.engine._editors == {}
+    assert engine.engine._draws._editors == {}

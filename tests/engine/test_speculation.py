@@ -104,7 +104,7 @@ def test_answers_are_the_same_with_drafts_and_without(
     guessing = rig(model, **settings, speculative="ngram", num_speculative_tokens=6)
     assert answers(guessing, seed) == expected
     stats = guessing.stats
-    assert 40 < stats.accepted_draft_tokens < stats.draft_tokens - 40
+    assert 40 < stats.accepted_draft_tokens < stats.draft_tokens - 30
     assert stats.generation_tokens == plain.stats.generation_tokens
     assert stats.steps < plain.stats.steps
     assert plain.stats.drafts == 0
