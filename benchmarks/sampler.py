@@ -9,7 +9,8 @@ engine's own sampler where the native library is missing. All are timed in turn,
 on the machine meets them alike; medians, and the least of all repeats in brackets.
 
 A second table has what it costs to edit the logits before that: *tell* is the host's work for each sequence, its last
-token counted and its next edit made; *apply* is what the runner does with them.
+token counted and its next edit made; *apply* is what the runner does with them. A third one has what log probabilities
+cost: the engine's own, which are native where the library is there, and a few lines of torch for the whole batch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,7 @@ from benchmarks.machine import Conditions
 from engine.block_tables import Array
 from engine.edited_logits import EditedLogits
 from engine.logit_edits import LogitEditor, TokenConstraint
+from engine.logprobs import LogprobTable
 from engine.sampler import Sampler, uniform_draw
 from engine.sampling_params import SamplingParams
 from kernels.cpu.library import NativeLibrary
@@ -64,6 +66,9 @@ EDITS = {
     "all penalties, 8,000 of prompt, 250 biases": EditCase(ALL_PENALTIES, prompt=8000),
     "a grammar's mask": EditCase(SamplingParams(max_tokens=1), is_masked=True),
 }
+
+
+NUMS_TOP = (0, 5, 20)  # most likely tokens that are told beside each
 
 
 class HalfAllowed:
@@ -121,6 +126,33 @@ def measure(logits: torch.Tensor, params: SamplingParams, repeats: int) -> dict[
         "rule in torch": partial(Sampler().sample, logits, every, draws),
         "sort": partial(sort_and_draw, logits, params, torch.tensor(draws)),
     }
+    return timed(contenders, repeats)
+
+
+def log_softmax_and_topk(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[torch.Tensor, ...]:
+    """Values of the tokens and of the most likely ones, the ids of these, and ranks, in a few batched operations."""
+    values = logits.log_softmax(dim=1)
+    own = values.gather(1, token_ids[:, None])
+    top = values.topk(num_top, dim=1)
+    return own, top.values, top.indices, (values > own).sum(dim=1) + 1
+
+
+def measure_logprobs(logits: torch.Tensor, num_top: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each repeat, by name, of tokens that a temperature of 1 may draw."""
+    draws = [uniform_draw(2, index) for index in range(len(logits))]
+    drawn = Sampler.best().sample(logits, [SamplingParams(max_tokens=1)] * len(logits), draws)
+    token_ids = torch.tensor(drawn)
+    return timed(
+        {
+            "engine": partial(LogprobTable.of, logits, token_ids, num_top),
+            "torch": partial(log_softmax_and_topk, logits, token_ids, num_top),
+        },
+        repeats,
+    )
+
+
+def timed(contenders: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each repeat, by name, in turn."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(-1, repeats):  # the first warms up
         for name, contender in contenders.items():
@@ -157,9 +189,12 @@ def measure_edits(logits: torch.Tensor, case: EditCase, repeats: int) -> dict[st
     return found
 
 
-def edit_table(rows: Sequence[Row]) -> str:
+def plain_table(title: str, rows: Sequence[Row]) -> str:
     """Markdown."""
-    lines = [f"| edits | batch | {' | '.join(rows[0].milliseconds)} |", "|---" * (2 + len(rows[0].milliseconds)) + "|"]
+    lines = [
+        f"| {title} | batch | {' | '.join(rows[0].milliseconds)} |",
+        "|---" * (2 + len(rows[0].milliseconds)) + "|",
+    ]
     for row in rows:
         cells = [f"{statistics.median(times):.2f} ({min(times):.2f})" for times in row.milliseconds.values()]
         lines.append(f"| {row.case} | {row.batch} | {' | '.join(cells)} |")
@@ -200,10 +235,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, edits in EDITS.items()
         for batch in batches
     ]
+    told = [
+        Row(str(num_top), batch, measure_logprobs(logits[:batch], num_top, arguments.repeats))
+        for num_top in NUMS_TOP
+        for batch in batches
+    ]
     print(
         f"\nms, median (least) of {arguments.repeats}; {arguments.threads} threads; {arguments.vocab_size:,} tokens, "
         f"normal with a standard deviation of {arguments.spread:g}; temperature {TEMPERATURE:g}\n\n{table(rows)}\n\n"
-        f"{edit_table(edited)}"
+        f"{plain_table('edits', edited)}\n\n{plain_table('most likely tokens told', told)}"
     )
     return 0
 

@@ -244,9 +244,8 @@ class DeviceRunner:
         tables = []
         for start in range(0, len(asking), LOGPROB_ROWS):
             part = asking[start : start + LOGPROB_ROWS]
-            # joined, not indexed: an index would have to reach the device first
-            rows, tokens = ([values[row, None] for row in part] for values in (logits, token_ids))
-            tables.append(LogprobTable.of(torch.cat(rows), torch.cat(tokens), num_top))
+            tokens = torch.cat([token_ids[row, None] for row in part])
+            tables.append(LogprobTable.of(logits, tokens, num_top, part))
         return LogprobTable.joined(tables).map(self._downloaded)
 
     def _uploaded(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
     | cells (64 bits) | scales shifts (float32) | what each masked row allows (32 bits) |
 
-One buffer is one copy to a device. The changes are the same operations on every device, element by element, so that a
-row's logits depend neither on its neighbours nor on where they are. Knows nothing of sequences or of drawing.
+One buffer is one copy to a device. Elements are changed one by one, to the same bits on every device, so that a row's
+logits depend neither on its neighbours nor on where they are. On CPUs the native library masks
+(``kernels.cpu.logit_mask``), and torch does where it is missing. Knows nothing of sequences or of drawing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 
 from engine.logit_edits import LogitEdit
+from kernels.cpu.library import best_library
+from kernels.cpu.logit_mask import mask_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,14 @@ class EditedLogits:
             values = flat.index_select(0, cells)
             penalised = torch.where(values > 0, values / scales, values * scales)
             flat.scatter_(0, cells, penalised.add_(shifts))
+        library = best_library() if logits.is_cpu and self.masked_rows else None
+        if library is not None:
+            mask_logits(library, logits, self.masked_rows, words)
+            return
         # row by row: memory for all at once would cost more than the work
         for row, mask in zip(self.masked_rows, words.view(torch.uint8).int(), strict=True):
-            most = _most_by_byte(logits.device).index_select(0, mask).view(-1)[: self.vocab_size]
-            torch.minimum(logits[row], most, out=logits[row])
+            is_forbidden = _forbidden_by_byte(logits.device).index_select(0, mask).view(-1)[: self.vocab_size]
+            logits[row].masked_fill_(is_forbidden, -torch.inf)
 
     def _sections(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cells of the flat logits, scales and shifts [num_cells], and words [num_masks, num_words]."""
@@ -84,7 +91,7 @@ def _num_words(vocab_size: int) -> int:
 
 
 @cache
-def _most_by_byte(device: torch.device) -> torch.Tensor:
-    """Float32 [256, 8]: what eight logits may be at most by a byte of a mask, whose lowest bit is of the first."""
+def _forbidden_by_byte(device: torch.device) -> torch.Tensor:
+    """Bool [256, 8]: which of eight logits a byte of a mask forbids; its lowest bit is of the first."""
     byte, bit = torch.arange(256, device=device), torch.arange(8, device=device)
-    return torch.where((byte[:, None] >> bit) & 1 > 0, torch.inf, -torch.inf)
+    return (byte[:, None] >> bit) & 1 == 0

@@ -1,13 +1,17 @@
 """Log probabilities of tokens under the model itself: of raw float32 logits, before all that changes them.
 
 A token's log probability is its logit less the row's largest, less the logarithm of the sum of all weights; the same
-two roundings give those of the most likely tokens, so that the same token has the same bits wherever it is told. Rows
-never touch each other, and weights are added in an order that is the same for all. NaN counts as -inf, of several +inf
-each has an equal share, and a row of nothing else is one of equal logits. What is below `LEAST_LOGPROB`, -inf included,
-is told as that.
+roundings give those of the most likely tokens, so that the same token has the same bits wherever it is told. Rows never
+touch each other, and weights are added in an order that is the same for all. NaN counts as -inf, of several +inf each
+has an equal share, and a row of nothing else is one of equal logits. What is below `LEAST_LOGPROB`, -inf included, is
+told as that.
 
-Computed on the device of the logits, without waiting for it. On CPUs a table is computed row by row, since vector units
-round what is left over at the end of a row otherwise than the rest.
+One rule, computed on the device of the logits, without waiting for it: on CPUs by the native library
+(``kernels.cpu.logprobs``), in float64 and rounded once; by torch elsewhere and where the library is missing, in
+float32. Ranks and ids are the same either way, values to about 1e-6. On CPUs torch computes a table row by row, since
+vector units round what is left over at the end of a row otherwise than the rest.
+
+Imports nothing but torch and what comes with it until something is told: `benchmarks/gpu_check.sh` needs no more.
 """
 
 from __future__ import annotations
@@ -15,11 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from engine.sampling_params import TokenLogprobs
+from kernels.cpu.library import best_library
+from kernels.cpu.logprobs import logprobs
+
+if TYPE_CHECKING:
+    from engine.sampling_params import TokenLogprobs
 
 LEAST_LOGPROB = -9999.0  # finite, so that it can travel as JSON; the value that OpenAI's API has for "next to never"
 _BLOCK = 128  # logits of which only the largest is looked at first
@@ -39,12 +48,27 @@ class LogprobTable:
     ranks: torch.Tensor
 
     @classmethod
-    def of(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTable:
-        """Of float32 ``logits`` [num_rows, vocab] and one of int64 ``token_ids`` [num_rows] each; all on one device."""
+    def of(
+        cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, rows: Sequence[int] | None = None
+    ) -> LogprobTable:
+        """Of one of int64 ``token_ids`` for each of ``rows`` of float32 ``logits`` [num_rows, vocab], on one device.
+
+        ``rows`` None: all.
+        """
         num_top = min(num_top, logits.shape[1])
-        if logits.is_cpu and len(logits) > 1:
-            rows = [cls.of(logits[row, None], token_ids[row, None], num_top) for row in range(len(logits))]
-            return cls.joined(rows)
+        rows = range(len(logits)) if rows is None else rows
+        library = best_library() if logits.is_cpu else None
+        if library is not None:
+            values, top_ids, ranks = logprobs(library, logits, rows, token_ids, num_top)
+            return cls(values.clamp_(min=LEAST_LOGPROB), top_ids, ranks)
+        chosen = [logits[row, None] for row in rows]
+        if logits.is_cpu:
+            return cls.joined([cls._of(row, token_ids[i, None], num_top) for i, row in enumerate(chosen)])
+        # joined, not indexed: an index would have to reach the device first
+        return cls._of(logits if len(chosen) == len(logits) else torch.cat(chosen), token_ids, num_top)
+
+    @classmethod
+    def _of(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTable:
         logits, largest = _cleaned(logits)
         top_ids = _largest(logits, num_top)
         told = torch.cat((token_ids[:, None], top_ids), dim=1)
@@ -66,6 +90,8 @@ class LogprobTable:
 
     def rows(self, nums_top: Sequence[int]) -> list[TokenLogprobs]:
         """Of each row so many of the most likely tokens; waits for the device."""
+        from engine.sampling_params import TokenLogprobs
+
         table = zip(self.values.tolist(), self.top_ids.tolist(), self.ranks.tolist(), nums_top, strict=True)
         return [
             TokenLogprobs(values[0], rank, top_ids[:num_top], values[1 : num_top + 1])
@@ -73,9 +99,14 @@ class LogprobTable:
         ]
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Of one token per row of float32 ``logits`` [num_rows, vocab] on the host, and of ``num_top`` most likely ones."""
-    return LogprobTable.of(logits, torch.tensor(token_ids), num_top).rows([num_top] * len(token_ids))
+def token_logprobs(
+    logits: torch.Tensor, rows: Sequence[int], token_ids: Sequence[int], nums_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of one of ``token_ids`` for each of some ``rows`` of float32 ``logits`` [num_rows, vocab] on the host.
+
+    ``nums_top``: how many most likely ones beside each.
+    """
+    return LogprobTable.of(logits, torch.tensor(token_ids), max(nums_top), rows).rows(nums_top)
 
 
 def _cleaned(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ launch returns. The runner of other devices is in ``engine.device_runner``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -80,16 +80,18 @@ class Runner:
             ]
             by_row = edits_of_rows(edits, ((name, place) for _, name, place in drawing))
             token_ids = self._sample(logits, by_row, params, draws)
-        drawn: dict[str, DrawnToken] = {}
-        for row, (request, name, place) in enumerate(drawing):
-            if place == 0:
-                accepted = num_accepted(request.drafts, token_ids[row : row + request.num_drafts])
-                newest = row + accepted
-                logprobs: list[TokenLogprobs] = []
-                if logits is not None and params[row].tells_logprobs:
-                    standing = slice(row, newest + 1)
-                    logprobs = token_logprobs(logits[standing], token_ids[standing], params[row].logprobs or 0)
-                drawn[name] = DrawnToken.of(token_ids[newest], params[row], logprobs, accepted)
+        spans = {  # of the rows whose tokens stand, by sequence; the last one's is the newest
+            name: range(row, row + 1 + num_accepted(request.drafts, token_ids[row : row + request.num_drafts]))
+            for row, (request, name, place) in enumerate(drawing)
+            if place == 0
+        }
+        told = {} if logits is None else _logprobs(logits, token_ids, params, spans.values())
+        drawn = {
+            name: DrawnToken.of(
+                token_ids[span[-1]], params[span[0]], [told[row] for row in span if row in told], len(span) - 1
+            )
+            for name, span in spans.items()
+        }
         self._newest = {name: token.token_id for name, token in drawn.items()}
         return drawn
 
@@ -119,6 +121,17 @@ class Runner:
         for request in batch.requests:
             if request.token_ids[-1] == PLACEHOLDER:
                 request.token_ids[-1] = newest.get(request.request_id, 0)
+
+
+def _logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], params: Sequence[SamplingParams], spans: Iterable[range]
+) -> dict[int, TokenLogprobs]:
+    """By row, where its request asks for it; of all at once, so that threads share them."""
+    rows = [row for span in spans for row in span if params[row].tells_logprobs]
+    if not rows:
+        return {}
+    nums_top = [params[row].logprobs or 0 for row in rows]
+    return dict(zip(rows, token_logprobs(logits, rows, [token_ids[row] for row in rows], nums_top), strict=True))
 
 
 def _host_memory(size: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.sampling_params import SamplingParams
-from kernels.cpu.library import LibraryError, NativeLibrary
+from kernels.cpu.library import NativeLibrary, best_library
 from kernels.cpu.sampling import RowSampling, sample
 
 _FIRST_LOOK = 512  # candidates sorted at first
@@ -35,10 +35,7 @@ class Sampler:
     @classmethod
     def best(cls) -> Sampler:
         """With the native library, if it is there."""
-        try:
-            return cls(NativeLibrary())
-        except LibraryError:
-            return cls(None)
+        return cls(best_library())
 
     def sample(self, logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int]:
         """Choose a token id per row of float32 ``logits`` [num_rows, vocab]; ``draws[i]`` in [0, 1) decides row i."""

@@ -11,6 +11,7 @@ import ctypes
 import enum
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,6 +140,8 @@ _FUNCTIONS: dict[str, list[type]] = {
     "octavo_dense_argmax": [_INT, _INT, _POINTER, _POINTER],
     "octavo_dense_prepare": [_INT, _INT, _POINTER],
     "octavo_dense_product": [_INT, _INT, _POINTER],
+    "octavo_logprobs": [_INT, _INT, _POINTER],
+    "octavo_mask_logits": [_INT, _INT, _POINTER],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
     "octavo_pack_stored_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_pack_sieve": [_INT, _INT, _POINTER, _POINTER],
@@ -210,6 +213,15 @@ class NativeLibrary:
     def store_kv(self, call: StoreCall, *tensors: torch.Tensor) -> None:
         """Scatter keys and values into pages."""
         self.run(self.handle.octavo_store_kv, call, *tensors)
+
+
+@cache
+def best_library() -> NativeLibrary | None:
+    """The library as it is used here unless somebody chooses; None where it is missing."""
+    try:
+        return NativeLibrary()
+    except LibraryError:
+        return None
 
 
 def _refusal(status: int) -> Exception:

@@ -10,11 +10,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 
 #include "ranking.h"
 #include "sampling.h"
+#include "scratch.h"
 
 namespace octavo {
 
@@ -24,24 +23,6 @@ struct SamplingRow {
   double top_p;        // 1: off
   double min_p;        // 0: off
   double draw;         // in [0, 1)
-};
-
-// Memory that grows and is not initialised.
-template <class Element>
-class Scratch {
- public:
-  bool reserve(int64_t count) {
-    if (count <= size_) return true;
-    data_.reset(new (std::nothrow) Element[count]);
-    size_ = data_ == nullptr ? 0 : count;
-    return size_ == count;
-  }
-
-  Element* get() const { return data_.get(); }
-
- private:
-  std::unique_ptr<Element[]> data_;
-  int64_t size_ = 0;
 };
 
 // The memory of a thread, kept for its next call; what a row does not need is never touched.

@@ -21,10 +21,6 @@ struct SamplingCall {
   int64_t* tokens;  // [num_rows]
 };
 
-namespace {
-
-constexpr int64_t kSerialLogits = 1 << 19;  // of fewer, one thread makes tokens in 0.3 ms; others gain less than they cost
-
 const SamplingTable& sampling_of(int variant) {
   static const SamplingTable* const table[] = {
       &sampling_portable,
@@ -36,6 +32,8 @@ const SamplingTable& sampling_of(int variant) {
   };
   return *table[variant];
 }
+
+namespace {
 
 thread_local RowScratch row_scratch;
 

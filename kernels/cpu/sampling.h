@@ -1,4 +1,4 @@
-// Sampling a token from a row of logits: what the C interface (sampling.cpp) and the per-ISA kernels
+// Rows of logits: what the C interfaces (sampling.cpp, logprobs.cpp, logit_mask.cpp) and the per-ISA kernels
 // (sampling_kernel.cpp) agree on.
 //
 // The distance of a token is how far its logit is below the row's largest, in float32; its weight is
@@ -13,10 +13,14 @@
 
 namespace octavo {
 
+// With fewer logits than this a call is over in 0.3 ms on one thread, and others gain less than they cost.
+constexpr int64_t kSerialLogits = 1 << 19;
+
 constexpr int64_t kSliceTokens = 4096;
 constexpr int64_t kPeakTokens = 32;
 constexpr int64_t kSlicePeaks = kSliceTokens / kPeakTokens;
 constexpr int kLimits = 2;
+constexpr int64_t kWordTokens = 32;    // whose bits are a word of a mask, the lowest of the first
 constexpr int64_t kCollectSlack = 16;  // elements that `collect` may write behind the last it found
 
 struct SamplingTable {
@@ -31,7 +35,15 @@ struct SamplingTable {
   int64_t (*collect)(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float beyond,
                      float limit, float* distances, int32_t* ids);
   void (*weigh)(const float* distances, int64_t count, double sharpness, double* weights);
+  // How many logits of a slice whose peaks are known are larger than `own`, or equal to it among the first `place`, which
+  // may lie outside. NaN is neither.
+  int64_t (*count_ahead)(const float* logits, int64_t count, const float* peaks, float own, int64_t place);
+  // Makes logits whose bit is not set -infinity.
+  void (*mask)(float* logits, int64_t count, const uint32_t* words);
 };
+
+// Of the build `variant`, which this machine must support.
+const SamplingTable& sampling_of(int variant);
 
 extern const SamplingTable sampling_portable;
 #ifdef OCTAVO_X86

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.cpu.library import NativeLibrary
-
-LARGEST_VOCABULARY = 2**31 - 2**13
+from kernels.cpu.logit_rows import check_logits
 
 
 class RowSampling(NamedTuple):
@@ -51,14 +50,8 @@ class _SamplingCall(ctypes.Structure):
 
 def sample(library: NativeLibrary, logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
     """A token id per row of float32 ``logits`` [num_rows, vocab_size] on the CPU, whose rows are contiguous."""
+    check_logits(logits)
     num_rows, vocab_size = logits.shape
-    if logits.dtype != torch.float32 or not logits.is_cpu or not 0 < vocab_size <= LARGEST_VOCABULARY:
-        raise ValueError(
-            f"logits {list(logits.shape)} {logits.dtype} on {logits.device} must be float32 on the CPU, "
-            f"of 1 to {LARGEST_VOCABULARY} tokens"
-        )
-    if vocab_size > 1 and logits.stride(1) != 1:
-        raise ValueError(f"rows of logits must be contiguous; their strides are {logits.stride()}")
     if len(rows) != num_rows:
         raise ValueError(f"{len(rows)} rows of parameters for {num_rows} rows of logits")
     parameters = torch.tensor(rows, dtype=torch.float64)

@@ -1,5 +1,6 @@
-// Peaks, weights and near tokens of slices of logits, compiled once per instruction set (see setup.py). Contract:
+// Peaks, weights and near tokens of slices of logits, counts and masks, compiled once per instruction set (see setup.py). Contract:
 // sampling.h.
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -181,8 +182,48 @@ void weigh(const float* distances, int64_t count, double sharpness, double* weig
   memcpy(weights + i, &weight, sizeof(double) * (count - i));
 }
 
+int64_t count_ahead(const float* logits, int64_t count, const float* peaks, float own, int64_t place) {
+  vint lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  const int32_t end = static_cast<int32_t>(std::clamp<int64_t>(place, 0, kSliceTokens));
+  Blocks blocks(logits, count);
+  vint found = {};  // minus one for each
+  for (int64_t block = 0; block < blocks.size(); ++block) {
+    if (mask_of(load(peaks + block * kLanes) >= own) == 0) continue;
+    const float* values = blocks[block];
+    for (int64_t i = 0; i < kBlock; i += kLanes) {
+      const vfloat value = load(values + i);
+      const vint is_before = lanes + static_cast<int32_t>(block * kBlock + i) < end;
+      found += (value > own) | ((value == own) & is_before);
+    }
+  }
+  int64_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total -= found[lane];
+  return total;
+}
+
+void mask(float* logits, int64_t count, const uint32_t* words) {
+  static_assert(kWordTokens % kLanes == 0, "a vector has one word");
+  const vfloat forbidden = broadcast(-INFINITY);
+  vint bits;
+  for (int lane = 0; lane < kLanes; ++lane) bits[lane] = 1 << lane;
+  const int64_t whole = count / kWordTokens;
+  for (int64_t index = 0; index < whole; ++index) {
+    const uint32_t word = words[index];
+    float* values = logits + index * kWordTokens;
+    if (word == 0xffffffff) continue;
+    for (int i = 0; i < kWordTokens; i += kLanes) {
+      const vint is_allowed = (static_cast<int32_t>(word >> i) & bits) != 0;
+      store(values + i, is_allowed ? load(values + i) : forbidden);
+    }
+  }
+  for (int64_t id = whole * kWordTokens; id < count; ++id) {
+    if ((words[whole] >> (id - whole * kWordTokens) & 1) == 0) logits[id] = -INFINITY;
+  }
+}
+
 }  // namespace
 
 namespace octavo {
-extern const SamplingTable OCTAVO_SAMPLING = {find_peaks, sum_weights, collect, weigh};
+extern const SamplingTable OCTAVO_SAMPLING = {find_peaks, sum_weights, collect, weigh, count_ahead, mask};
 }  // namespace octavo

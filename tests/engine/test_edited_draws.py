@@ -161,7 +161,7 @@ def test_log_probabilities_are_of_the_model_itself(
         engine.run()
     assert engine.tokens("a") == [90, 90, 90]
     assert [delta.logprob for delta in engine.deltas["a"]] == [
-        token_logprobs(row[None], [90], 0)[0].logprob for row in rows
+        token_logprobs(row[None], [0], [90], [0])[0].logprob for row in rows
     ]
     assert engine.deltas["a"][0].logprob < -0.5
 

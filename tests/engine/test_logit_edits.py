@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import edited_logits
 from engine.edited_logits import EditedLogits
 from engine.logit_edits import LogitEditor, NothingAllowed
 from engine.sampling_params import SamplingParams
+from kernels.cpu.library import best_library
 
 INF = float("inf")
+
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "torch"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By which rows are masked."""
+    if request.param == "native" and best_library() is None:
+        pytest.skip("no native library")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(edited_logits, "best_library", lambda: None)
+        yield
 
 
 class Allowing:
@@ -192,12 +207,13 @@ def test_a_mask_ends_where_its_words_end_and_bits_beyond_the_vocabulary_are_noth
 
 
 def test_infinite_and_missing_logits_of_a_row_stay_its_own() -> None:
-    """A forbidden token is minus infinity whatever it was, and NaN, which counts as that, stays NaN."""
-    editor = LogitEditor(SamplingParams(max_tokens=5, repetition_penalty=2.0), [1, 2, 3], (), 8, Allowing(8, [{1, 2}]))
+    """A forbidden token is minus infinity whatever it was."""
+    sampling = SamplingParams(max_tokens=5, repetition_penalty=2.0)
+    editor = LogitEditor(sampling, [1, 2, 3], (), 8, Allowing(8, [{1, 2, 3}]))
     logits = torch.tensor([[1.0] * 8, [INF, INF, -INF, float("nan"), INF, -INF, float("nan"), 4.0], [1.0] * 8])
     EditedLogits.of({1: editor.edit(0)}, 8, lambda size: torch.full((size,), -1)).apply(logits)
     nan = float("nan")
-    expected = torch.tensor([[1.0] * 8, [-INF, INF, -INF, nan, -INF, -INF, nan, -INF], [1.0] * 8])
+    expected = torch.tensor([[1.0] * 8, [-INF, INF, -INF, nan, -INF, -INF, -INF, -INF], [1.0] * 8])
     assert torch.equal(logits.nan_to_num(nan=-7.0), expected.nan_to_num(nan=-7.0))
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.logprobs import LEAST_LOGPROB, LogprobTable, token_logprobs
+from engine import logprobs
+from engine.logprobs import LEAST_LOGPROB, LogprobTable
 from engine.messages import RequestDelta
 from engine.sampling_params import TokenLogprobs
+from kernels.cpu.library import best_library
 from models.layers import Residual
 
 SAMPLING = [
@@ -26,6 +28,21 @@ SAMPLING = [
 @pytest.fixture(params=["tiny_llama_dir", "tiny_gemma3_dir"])
 def model(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["native", "torch"])
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By which tables are computed."""
+    if request.param == "torch":
+        monkeypatch.setattr(logprobs, "best_library", lambda: None)
+    elif best_library() is None:
+        pytest.skip("no native library")
+    return request.param
+
+
+def token_logprobs(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[TokenLogprobs]:
+    """Of one token of each row."""
+    return logprobs.token_logprobs(logits, range(len(logits)), token_ids, [num_top] * len(logits))
 
 
 def odd_rows(vocab_size: int) -> torch.Tensor:
@@ -51,6 +68,7 @@ def reference(logits: torch.Tensor) -> torch.Tensor:
     return torch.where(largest.isfinite(), logits, shares).log_softmax(dim=1)
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("vocab_size", [2, 127, 285, 5000, 40_000])
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_values_ranks_and_the_most_likely_are_those_of_a_whole_sort(vocab_size: int, num_top: int) -> None:
@@ -66,6 +84,7 @@ def test_values_ranks_and_the_most_likely_are_those_of_a_whole_sort(vocab_size: 
             assert value == (LEAST_LOGPROB if exact < LEAST_LOGPROB else pytest.approx(exact, abs=4e-6))
 
 
+@pytest.mark.usefixtures("implementation")
 def test_b17_a_tokens_value_is_bit_by_bit_its_entry_among_the_most_likely() -> None:
     logits = torch.randn(40, 5000, generator=torch.Generator().manual_seed(3))
     for row, token_id in enumerate(logits.topk(9, dim=1).indices[range(40), [row % 9 for row in range(40)]].tolist()):
@@ -74,6 +93,7 @@ def test_b17_a_tokens_value_is_bit_by_bit_its_entry_among_the_most_likely() -> N
         assert told.logprob == told.top_logprobs[row % 9]
 
 
+@pytest.mark.usefixtures("implementation")
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it_or_how_many_are_told() -> None:
     logits = torch.cat([odd_rows(5001), torch.randn(20, 5001, generator=torch.Generator().manual_seed(3))])
     token_ids = list(range(28))
@@ -83,11 +103,34 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it_or_how_many_are_told() 
         assert alone == TokenLogprobs(told.logprob, told.rank, told.top_ids[:3], told.top_logprobs[:3])
 
 
+@pytest.mark.usefixtures("implementation")
 def test_a_table_cuts_each_row_to_what_was_asked_of_it() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
     first, second = LogprobTable.of(logits, torch.tensor([1, 1]), 2).rows([1, 0])
     assert (first.rank, first.top_ids, len(first.top_logprobs)) == (2, [2], 1)
     assert (second.rank, second.top_ids, second.top_logprobs) == (2, [], [])
+
+
+@pytest.mark.usefixtures("implementation")
+def test_of_chosen_rows_each_is_told_with_as_many_as_are_asked_of_it() -> None:
+    logits = odd_rows(5001)
+    every = token_logprobs(logits, list(range(8)), 20)
+    chosen = logprobs.token_logprobs(logits, [6, 0, 2], [6, 0, 2], [0, 3, 20])
+    for one, row, num_top in zip(chosen, [6, 0, 2], [0, 3, 20], strict=True):
+        whole = every[row]
+        assert one == TokenLogprobs(whole.logprob, whole.rank, whole.top_ids[:num_top], whole.top_logprobs[:num_top])
+
+
+def test_the_native_library_tells_the_same_tokens_as_torch_and_values_to_a_millionth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.cat([odd_rows(9000), 3 * torch.randn(8, 9000, generator=torch.Generator().manual_seed(1))])
+    native = LogprobTable.of(logits, torch.arange(16), 20)
+    monkeypatch.setattr(logprobs, "best_library", lambda: None)
+    by_torch = LogprobTable.of(logits, torch.arange(16), 20)
+    assert torch.equal(native.top_ids, by_torch.top_ids)
+    assert torch.equal(native.ranks, by_torch.ranks)
+    assert torch.allclose(native.values, by_torch.values, rtol=1e-6, atol=1e-6)
 
 
 # ---- of whole engines
@@ -119,6 +162,7 @@ def submit_all(engine: object, *, together: bool) -> dict[str, list[TokenLogprob
     return {f"r{number}": told(engine, f"r{number}") for number in range(8)}
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("forms", [{"deterministic": True}, {"quantization": "int8"}], ids=["float32", "int8"])
 def test_c14_bits_are_the_same_alone_together_in_chunks_preempted_cached_and_planned_ahead(
     rig: Callable, model: Path, forms: dict[str, object]
