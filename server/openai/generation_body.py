@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
@@ -138,12 +138,18 @@ class GenerationBody(Body):
     timeout: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_SECONDS)
     context_overflow: Literal["error", "rotate"] | None = None
     include_ledger: bool | None = None
-    response_format: Annotated[OneGrammar, PlainValidator(read_response_format)] = None
-    structured_outputs: Annotated[OneGrammar, PlainValidator(read_structured_outputs)] = None
-    guided_json: Annotated[OneGrammar, PlainValidator(read_json)] = None
-    guided_regex: Annotated[OneGrammar, PlainValidator(read_regex)] = None
-    guided_choice: Annotated[OneGrammar, PlainValidator(read_choice)] = None
-    guided_grammar: Annotated[OneGrammar, PlainValidator(read_grammar)] = None
+    response_format: Annotated[
+        OneGrammar, PlainValidator(read_response_format, json_schema_input_type=dict[str, Any] | None)
+    ] = None
+    structured_outputs: Annotated[
+        OneGrammar, PlainValidator(read_structured_outputs, json_schema_input_type=dict[str, Any] | None)
+    ] = None
+    guided_json: Annotated[
+        OneGrammar, PlainValidator(read_json, json_schema_input_type=dict[str, Any] | bool | str | None)
+    ] = None
+    guided_regex: Annotated[OneGrammar, PlainValidator(read_regex, json_schema_input_type=str | None)] = None
+    guided_choice: Annotated[OneGrammar, PlainValidator(read_choice, json_schema_input_type=list[str] | None)] = None
+    guided_grammar: Annotated[OneGrammar, PlainValidator(read_grammar, json_schema_input_type=str | None)] = None
     user: str | None = None
 
     @field_validator("stream_options")
