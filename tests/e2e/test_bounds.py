@@ -111,6 +111,29 @@ def test_h01_a_client_that_leaves_frees_its_pages_and_counts_as_abort(server, st
     assert server.metrics()["octavo_generation_tokens_total"] < tokens + 600
 
 
+def test_h10_h12_streams_that_clients_leave_at_a_word_of_their_own_are_aborts_and_every_count_agrees(server) -> None:
+    before = server.metrics()
+    tokens = server.total("octavo_generation_tokens_total")
+    streams = [raw_request(server, prompt=[21 + i, *range(60, 80)], max_tokens=500, stream=True) for i in range(5)]
+    for connection in streams:
+        received = b""
+        while received.count(b'"text"') < 2:  # there is their word, and they read no further
+            received += connection.recv(64)
+        connection.close()
+    server.wait_settled()
+    after = server.metrics()
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    outcomes = {name: count for name, count in grown.items() if name.startswith("octavo_requests_total") and count}
+    assert outcomes == {'octavo_requests_total{outcome="abort"}': 5}
+    assert grown["octavo_requests_submitted_total"] == 5
+    assert after["octavo_requests_in_flight"] == 0
+    assert grown["octavo_prompt_tokens_total"] == 5 * 21
+    assert grown["octavo_prefix_cache_queries_tokens_total"] == 5 * 21
+    missed = sum(count for name, count in grown.items() if name.startswith("octavo_prefix_cache_missed_tokens_total"))
+    assert grown["octavo_prefix_cache_hits_tokens_total"] + missed == 5 * 21
+    assert 5 * 2 <= server.total("octavo_generation_tokens_total") - tokens < 5 * 500
+
+
 def test_h02_streams_that_reset_while_the_pool_is_full_leave_others_unharmed(server) -> None:
     prompt = list(range(30, 60))
     expected = complete(server, prompt=prompt, max_tokens=200).json()["choices"][0]["text"]

@@ -78,6 +78,35 @@ def test_samples_under_preemption_are_those_of_a_large_pool(rig: Callable, model
     assert squeezed == undisturbed
 
 
+def test_c08_a_seeded_request_draws_the_same_alone_among_others_and_preempted_twice(rig: Callable, model: Path) -> None:
+    sampling = {"temperature": 1.0, "seed": 7}
+    children = ["seeded/1"]
+    alone = rig(model, max_model_len=128)
+    alone.submit("seeded", PROMPT, 60, children=children, sampling=sampling)
+    alone.run()
+    expected = [alone.tokens("seeded"), alone.tokens("seeded/1")]
+
+    for pages in (None, 24 if "llama" in str(model) else 36):
+        engine = rig(model, num_gpu_blocks_override=pages, watermark_tokens=0, max_model_len=128)
+        for number, prompt in enumerate(prompts(7, 30)):
+            engine.submit(f"other {number}", prompt, 60, sampling={"temperature": 1.0})
+        engine.step()
+        engine.submit("seeded", PROMPT, 60, children=children, sampling=sampling)  # the last to come gives way first
+        engine.run()
+        assert [engine.tokens("seeded"), engine.tokens("seeded/1")] == expected
+        preemptions = [len(engine.last(name).ledger.preemptions) for name in ("seeded", "seeded/1")]
+        assert (max(preemptions) >= 2) == (pages is not None), preemptions
+
+
+def test_c15_a_seeded_request_draws_the_same_whether_its_prompt_is_cached_or_not(rig: Callable, model: Path) -> None:
+    sampling = {"temperature": 1.0, "seed": 42}
+    cold = rig(model, enable_prefix_caching=False).alone("a", PROMPT, 30, sampling=sampling)
+    engine = rig(model)
+    assert engine.alone("a", PROMPT, 30, sampling=sampling) == cold
+    assert engine.alone("b", PROMPT, 30, sampling=sampling) == cold
+    assert (engine.last("a").num_cached_tokens, engine.last("b").num_cached_tokens) == (0, 32)
+
+
 def test_aborting_the_parent_before_its_prompt_is_computed_leaves_its_children(rig: Callable, model: Path) -> None:
     alone = rig(model).alone("x", PROMPT, 6)
     engine = rig(model, max_num_batched_tokens=16)

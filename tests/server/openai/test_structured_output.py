@@ -49,7 +49,7 @@ def grammar_of(engine: object) -> Grammar | None:
         ({"guided_grammar": 'start: "a"'}, Grammar(GrammarKind.LARK, 'start: "a"')),
     ],
 )
-async def test_each_field_becomes_a_grammar(api, engine, path, fields, grammar) -> None:
+async def test_e11_each_field_becomes_a_grammar_whatever_the_prompt_says(api, engine, path, fields, grammar) -> None:
     assert (await getattr(api, path)(**fields)).status_code == 200
     assert grammar_of(engine) == grammar
 
@@ -106,7 +106,7 @@ async def test_each_field_becomes_a_grammar(api, engine, path, fields, grammar) 
         ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "unknown_parameter"),
     ],
 )
-async def test_a_wrong_form_is_refused_by_the_name_of_the_innermost_field(
+async def test_a08_a09_e11_a_wrong_form_is_refused_by_the_name_of_the_innermost_field(
     api, engine, path, fields, param, code
 ) -> None:
     api.assert_error(await getattr(api, path)(**fields), 400, param=param, code=code)
