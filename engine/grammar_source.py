@@ -92,4 +92,18 @@ def _schema(text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError("the schema permits nothing" if schema is False else "a schema is an object or true")
+    _refuse_mixed_tuples(schema)
     return json.dumps({**schema, "x-guidance": _SCHEMA_OPTIONS})
+
+
+def _refuse_mixed_tuples(schema: object) -> None:
+    """llguidance takes an array with ``additionalItems`` for one of an older draft, and forgets ``prefixItems``."""
+    unread = [schema]
+    while unread:
+        one = unread.pop()
+        if isinstance(one, dict):
+            if "additionalItems" in one and isinstance(one.get("prefixItems"), list):
+                raise GrammarError("additionalItems beside prefixItems is not supported; say items instead")
+            unread += one.values()
+        elif isinstance(one, list):
+            unread += one

@@ -128,6 +128,8 @@ async def test_a08_a09_e11_a_wrong_form_is_refused_by_the_name_of_the_innermost_
         ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", 'Unimplemented keys: ["uniqueItems"]'),
         ({"guided_json": {"not": {}, "x-guidance": {"lenient": True}}}, "guided_json", 'Unimplemented keys: ["not"]'),
         ({"guided_json": {"$ref": "http://octavo.test/schema"}}, "guided_json", "fetch"),
+        ({"guided_json": {"items": {"prefixItems": [{"type": "string"}], "additionalItems": False}}}, "guided_json",
+         "additionalItems beside prefixItems"),
     ],
 )  # fmt: skip
 async def test_e05_e06_what_does_not_compile_is_refused_with_the_reason(api, engine, fields, param, message) -> None:
@@ -176,6 +178,21 @@ def follows(grammar: Grammar, text: str) -> bool:
     matcher = LLMatcher(LLTokenizer("byte"), source_of(grammar), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+        {"items": [{"type": "string"}, {"type": "integer"}], "additionalItems": False},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}, {"type": "integer"}],
+         "additionalItems": False},
+    ],
+)  # fmt: skip
+def test_e06_tuples_are_kept_as_either_draft_writes_them(places) -> None:
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "array", "minItems": 2} | places))
+    texts = ['["a", 5]', '["a"]', '[5, "a"]', '["a", "b"]', '["a", 5, 6]']
+    assert [text for text in texts if follows(grammar, text)] == ['["a", 5]']
 
 
 @pytest.mark.parametrize(
