@@ -22,14 +22,18 @@ class Collector:
         self._waiter: asyncio.Future[None] | None = None  # an Event costs several times as much, for every token
 
     def put(self, delta: RequestDelta) -> None:
-        """Add what came; it merges with what was not read yet."""
-        if self._pending is not None:
+        """Add what came, which is the collector's from now on; it merges with what was not read yet."""
+        if (pending := self._pending) is not None:
+            # in place: to copy what lies unread, for every token, would be quadratic work
+            pending.token_ids.extend(delta.token_ids)
+            pending.logprobs.extend(delta.logprobs)
+            pending.prompt_logprobs.extend(delta.prompt_logprobs)
             delta = msgspec.structs.replace(
                 delta,
-                token_ids=self._pending.token_ids + delta.token_ids,
-                logprob=self._pending.logprob + delta.logprob,
-                logprobs=self._pending.logprobs + delta.logprobs,
-                prompt_logprobs=self._pending.prompt_logprobs + delta.prompt_logprobs,
+                token_ids=pending.token_ids,
+                logprob=pending.logprob + delta.logprob,
+                logprobs=pending.logprobs,
+                prompt_logprobs=pending.prompt_logprobs,
             )
         self._pending = delta
         self._wake()

@@ -35,6 +35,19 @@ async def test_deltas_merge_with_all_that_they_tell() -> None:
     assert merged.finish_reason is FinishReason.LENGTH
 
 
+async def test_d21_nothing_that_lies_unread_is_copied_again_for_each_token() -> None:
+    collector = Collector()
+    first = RequestDelta(request_id="a", token_ids=[0], logprobs=[told(0)], prompt_logprobs=[None])
+    lists = (first.token_ids, first.logprobs, first.prompt_logprobs)
+    collector.put(first)
+    for token_id in range(1, 5):
+        collector.put(RequestDelta(request_id="a", token_ids=[token_id], logprobs=[told(token_id)]))
+    merged = await collector.get()
+    assert merged.token_ids == [0, 1, 2, 3, 4]
+    found = (merged.token_ids, merged.logprobs, merged.prompt_logprobs)
+    assert all(one is other for one, other in zip(found, lists, strict=True))
+
+
 async def test_what_was_read_is_not_told_again_and_an_error_comes_last() -> None:
     collector = Collector()
     collector.put(RequestDelta(request_id="a", token_ids=[7], logprobs=[told(7)]))
