@@ -49,7 +49,7 @@ def read_events(connection: socket.socket) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_d21_a_client_that_does_not_read_holds_up_nobody_and_gets_all_in_fewer_chunks(server) -> None:
+def test_d21_a_client_that_does_not_read_holds_up_nobody_and_gets_the_rest_at_once(server) -> None:
     def quick() -> httpx.Response:
         return server.http.post(
             "/v1/completions", json={"model": "tiny", "prompt": [8, 9], "max_tokens": 20, "temperature": 0}
@@ -68,5 +68,6 @@ def test_d21_a_client_that_does_not_read_holds_up_nobody_and_gets_all_in_fewer_c
         assert "".join(part["text"] for part in parts) == whole["text"]
         tokens = [token for part in parts if part["logprobs"] for token in part["logprobs"]["tokens"]]
         assert tokens == whole["logprobs"]["tokens"]
-        assert len(parts) < 0.8 * NUM_TOKENS  # what it had not read was merged
+        merged = max(len(part["logprobs"]["tokens"]) for part in parts if part["logprobs"])
+        assert merged > 50  # what it had not read came at once; no step brings more than one
     server.wait_settled()
