@@ -9,6 +9,7 @@ from __future__ import annotations
 import orjson
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +26,7 @@ from server.openai.models import list_models, retrieve_model
 from server.openai.requests import list_requests, retrieve_request
 from server.openai.responses.create import create_response
 from server.openai.responses.stored import cancel_response, delete_response, list_input_items, retrieve_response
+from server.request_id import HEADER as REQUEST_ID_HEADER
 from server.request_id import ShowRequestId
 from server.state import ServerState
 from server.tokenization.detokenize import detokenize
@@ -45,6 +47,15 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(BodyLimit, limit=state.body_limit)
     if state.api_keys:
         app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
+    if state.allowed_origins:
+        # further out still: browsers ask what is allowed without a key, and read no answer that does not say so
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, "retry-after"],
+        )
     install_error_handlers(app)
 
     @app.post("/v1/completions")

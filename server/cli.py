@@ -95,6 +95,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         shutdown_timeout=parsed.shutdown_timeout,
         silence_limit=parsed.engine_silence_limit,
         stream_queue_position=parsed.stream_queue_position,
+        allowed_origins=tuple(parsed.allowed_origin),
         api_keys=(*parsed.api_key, *_keys_of_environment()),
         engine=_engine_config(parsed),
     )

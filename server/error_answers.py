@@ -39,6 +39,8 @@ def install_error_handlers(app: Starlette) -> None:
         path = request.url.path
         if error.status_code == 404:
             return error_response(ApiError(404, f"no such route: {request.method} {path}", code="not_found"), path)
+        if error.status_code == 405 and request.method == "OPTIONS":
+            return Response(status_code=204, headers=error.headers)  # it asks which methods there are
         if error.status_code == 405:
             detail = f"{path} does not answer {request.method}"
             return error_response(ApiError(405, detail, code="method_not_allowed", headers=error.headers), path)

@@ -79,6 +79,14 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="seconds an engine with work may be silent before /health answers 503",
     )
     flags.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of web pages whose scripts may ask this server, such as https://example.com, one of several if "
+        "given more than once; * for any",
+    )
+    flags.add_argument(
         "--stream-queue-position",
         action="store_true",
         help="tell streams that wait their place in the queue, in comment lines; 200 is then sent before they start",

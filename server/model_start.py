@@ -61,6 +61,7 @@ class ModelStart:
             api_keys=ApiKeys(options.api_keys),
             scheduling_policy=options.engine.scheduling_policy,
             stream_queue_position=options.stream_queue_position,
+            allowed_origins=options.allowed_origins,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
             trusts_request_templates=options.trust_request_chat_template,

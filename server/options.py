@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class ModelOptions:
     max_request_bytes: int | None = None
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     stream_queue_position: bool = False
+    allowed_origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     engine: EngineConfig
 
@@ -50,6 +52,9 @@ class ModelOptions:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("--api-key: a key is one or more printable ASCII characters without spaces")
+        for origin in self.allowed_origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ConfigError(f"--allowed-origin {origin}: must be * or like https://example.com, without a path")
         weights = self.engine.tenant_weights
         if weights and self.engine.scheduling_policy != "fair":
             raise ConfigError("--tenant-weights: needs --scheduling-policy fair")

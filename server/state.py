@@ -33,7 +33,7 @@ class ServerState:
     shutdown has begun, so that new requests are refused while running ones finish. ``stream_queue_position``: streams
     that wait are told their place. ``tool_use_template`` is that of chats with tools, where the model has one of its
     own for them. ``tool_call_parser`` and ``reasoning_parser`` are names of formats, "auto" or "none".
-    ``trusts_request_templates``: chats may bring templates.
+    ``trusts_request_templates``: chats may bring templates. ``allowed_origins``: of pages whose scripts may ask.
     """
 
     client: EngineClient
@@ -49,6 +49,7 @@ class ServerState:
     api_keys: ApiKeys = field(default_factory=ApiKeys)
     scheduling_policy: str = "fcfs"
     stream_queue_position: bool = False
+    allowed_origins: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
