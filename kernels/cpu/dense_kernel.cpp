@@ -120,7 +120,8 @@ float multiply_one(const DenseCall& call, const uint16_t* row, int64_t index) {
 inline vfloat magnitude(vfloat x) { return as_float(as_int(x) & 0x7fffffff); }
 
 void make_sieve_groups(const uint16_t* row, int64_t columns, SieveGroup* groups) {
-  constexpr float kRounding = 0.01f;  // of the sums of both passes, of up to some ten thousand columns
+  constexpr float kRounding = 0.01f;    // of the sums of both passes, of up to some ten thousand columns
+  constexpr float kMostSlack = 1e30f;  // where nothing that is computed from halves overflows
   for (int64_t g = 0; g < columns / kStep; ++g) {
     const bf16* x = reinterpret_cast<const bf16*>(row + g * kStep);
     const vfloat first = load(x), second = load(x + kLanes);
@@ -133,7 +134,8 @@ void make_sieve_groups(const uint16_t* row, int64_t columns, SieveGroup* groups)
     const vfloat off = magnitude(first - codes[0] * scale) + magnitude(second - codes[1] * scale);
     group.scale = scale;
     group.negated_sum = static_cast<int32_t>(-8.0f * sum_lanes(codes[0] + codes[1]));
-    group.slack = (0.5f + kRounding) * sum_lanes(magnitude(first) + magnitude(second)) + 8.0f * sum_lanes(off);
+    const float slack = (0.5f + kRounding) * sum_lanes(magnitude(first) + magnitude(second)) + 8.0f * sum_lanes(off);
+    group.slack = slack < kMostSlack ? slack : NAN;  // NaN is not below anything, so that every weight is read
   }
 }
 
@@ -182,9 +184,10 @@ void pack_sieve(const uint16_t* weight, int64_t rows, int64_t columns, int64_t p
       const uint16_t half = static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(wished, _MM_FROUND_TO_POS_INF), 0));
       memcpy(at + 2 * r, &half, 2);
       const float scale = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-      const float inverse = scale > 0 && scale < INFINITY ? 1.0f / scale : 0.0f;
+      const bool has_codes = scale > 0 && scale < INFINITY;  // else they are 0, of weights of any size
+      const float inverse = 1.0f / scale;
       for (int k = 0; k < kStep; ++k) {
-        const float code = std::nearbyint(values[k / kLanes][k % kLanes] * inverse) + 8.0f;
+        const float code = has_codes ? std::nearbyint(values[k / kLanes][k % kLanes] * inverse) + 8.0f : 8.0f;
         const uint8_t clamped = static_cast<uint8_t>(code > 15.0f ? 15.0f : code > 0.0f ? code : 0.0f);
         // quad j in the lower, quad j + 4 in the upper halves
         at[2 * kSieveRows + k / 4 % 4 * 64 + r * 4 + k % 4] |= k < kStep / 2 ? clamped : clamped << 4;

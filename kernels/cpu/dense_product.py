@@ -107,9 +107,13 @@ class DenseMatrix:
         norm_weight: torch.Tensor | None = None,
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
-        """The place of the largest of each row of `multiply`, the first of equal ones, int64 [num_rows]."""
+        """The place of the largest of each row of `multiply`, int64 [num_rows], the first of equals; NaN is as -inf."""
         if self._sieve is None or x.shape[0] > MOST_SIEVED:
-            return self.multiply(x, prologue, norm_weight, norm_eps).argmax(dim=-1)
+            outputs = self.multiply(x, prologue, norm_weight, norm_eps)
+            places = outputs.argmax(dim=-1)
+            if not outputs.gather(1, places[:, None]).isnan().any():
+                return places
+            return outputs.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(dim=-1)
         call = self._call(x, prologue, norm_weight, norm_eps)
         places = torch.empty(x.shape[0], dtype=torch.int64)
         library = self._library

@@ -103,6 +103,26 @@ def test_the_last_row_of_a_table_that_ends_within_a_panel_can_be_the_largest(lib
     assert DenseMatrix(library, table).argmax(ones).tolist() == [TABLE_ROWS + 2]
 
 
+@pytest.mark.parametrize("num_rows", [1, 6])
+def test_an_infinite_weight_gives_the_largest_output_and_nan_is_none(library, num_rows) -> None:
+    table = drawn(TABLE_ROWS, 64).bfloat16()
+    table[5] = float("nan")
+    x = drawn(num_rows, 64, seed=1).abs().bfloat16()
+    x[:, 3] = 8.0
+    without = DenseMatrix(library, table.clone()).multiply(x).nan_to_num(nan=-torch.inf).argmax(dim=-1)
+    assert torch.equal(DenseMatrix(library, table).argmax(x), without)
+    table[30_000, 3] = float("inf")
+    assert DenseMatrix(library, table).argmax(x).tolist() == [30_000] * num_rows
+
+
+def test_inputs_of_any_size_have_the_largest_output_of_the_whole_product(library) -> None:
+    """Also where what 4 bits give is no float32 any more, though the output is."""
+    table = torch.full((TABLE_ROWS, 32), -(2.0**-9), dtype=torch.bfloat16)
+    table[20_000] = -(2.0**-10)
+    x = torch.full((1, 32), 1e37, dtype=torch.bfloat16)
+    assert DenseMatrix(library, table).argmax(x).tolist() == [20_000]
+
+
 def test_other_weights_are_left_to_torch(library) -> None:
     dense = NativeDense(library)
     assert dense.matrix(torch.zeros(4, 64), None) is None
