@@ -23,7 +23,14 @@ from engine.token_sampler import KernelSampler
 from kernels.roofline import DataSheet
 from tests.engine.fake_device import FakeDevice
 
-SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 64, "dtype": "float32", "threads": 1}
+SETTINGS = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 24,
+    "max_model_len": 64,
+    "dtype": "float32",
+    "kv_cache_dtype": "float32",  # which a CPU does not choose beside quantised weights
+    "threads": 1,
+}
 REQUESTS = {  # of which the first two fill two steps, so that the third finds the page it shares
     "greedy": ([256, *range(40, 61)], {"temperature": 0.0}),
     "warm": ([256, *range(7, 31)], {"temperature": 4.0, "seed": 11}),
