@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.generation_group import Usage
+from server.nesting import is_deeper
 from server.openai.chat_session import ChatAnswer, ChatEnding
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
@@ -48,7 +49,10 @@ class MessageObject:
 
 
 def content_blocks(answer: ChatAnswer) -> list[dict[str, Any]]:
-    """Thoughts, text and calls. The input of a call that was cut short is empty: it is no JSON yet."""
+    """Thoughts, text and calls. The input of a call that was cut short is empty: it is no JSON yet.
+
+    So is one that is nested too deep to be written.
+    """
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -64,7 +68,7 @@ def _input(arguments: str) -> dict[str, Any]:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and not is_deeper(value) else {}
 
 
 def message_usage(usage: Usage) -> dict[str, int]:

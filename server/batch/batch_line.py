@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from server.nesting import MAX_DEPTH, is_deeper
+
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_ID_CHARACTERS = 512
 FIELDS = {"custom_id", "method", "url", "body"}
@@ -53,6 +55,8 @@ class BatchLine:
             raise BatchError(f"url must be one of {', '.join(URLS)}")
         if not isinstance(body, dict):
             raise BatchError("body must be a JSON object")
+        if is_deeper(body):
+            raise BatchError(f"body is nested deeper than {MAX_DEPTH} levels")
         if body.get("stream"):
             raise BatchError("body.stream: a batch has no streams")
         return cls(custom_id, fields["url"], orjson.dumps(body))

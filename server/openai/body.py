@@ -16,6 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from server.errors import ApiError, bad_request, context_exceeded
+from server.nesting import MAX_DEPTH, is_deeper
 
 NeutralValues = dict[str, tuple[object, ...]]
 
@@ -62,7 +63,8 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> BodyT:
-    """The request body as ``kind``; ApiError 400 for malformed JSON, what is no object, and the first wrong field.
+    """The request body as ``kind``; ApiError 400 for JSON that is malformed or too deep, what is no object, and the
+    first wrong field.
 
     More token ids in a prompt, or more messages, than the ``context`` has tokens are refused before they are looked at.
     """
@@ -70,6 +72,8 @@ def parse_body(kind: type[BodyT], raw: bytes, context: int | None = None) -> Bod
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and is_deeper(fields):
+        raise bad_request(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
     if context is not None:

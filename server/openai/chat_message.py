@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
+from server.nesting import is_deeper
 from server.openai.body import Body, NeutralValues
 
 MAX_TOOL_CALLS = 128  # in one message
@@ -161,11 +162,11 @@ def read_message(value: object) -> ChatMessage:
 
 
 def _object(text: str) -> object:
-    """The JSON object that a text is, or the text; no text is no arguments."""
+    """The JSON object that a text is, or the text, also of one too deep for templates; no text is no arguments."""
     if not text.strip():
         return {}
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and not is_deeper(value) else text

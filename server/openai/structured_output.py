@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from engine.sampling_params import JSON_WHITESPACE, Grammar, GrammarKind
+from server.nesting import is_deeper
 from server.openai.body import WrongField
 
 OneGrammar = Grammar | None
@@ -208,7 +209,7 @@ def _text(value: object) -> str:
 def _schema(value: object, *location: str) -> Grammar:
     if value is not True and not isinstance(value, Mapping):
         raise WrongField("must be a JSON schema, an object", *location)
-    if _is_deep(value):
+    if is_deeper(value, MAX_DEPTH):
         raise WrongField(f"nested deeper than {MAX_DEPTH}", *location)
     text = orjson.dumps(value).decode()
     _check_size(text, *location)
@@ -218,18 +219,3 @@ def _schema(value: object, *location: str) -> Grammar:
 def _check_size(text: str, *location: str) -> None:
     if len(text) > MAX_GRAMMAR_CHARACTERS:
         raise WrongField(f"at most {MAX_GRAMMAR_CHARACTERS} characters, not {len(text)}", *location)
-
-
-def _is_deep(value: object) -> bool:
-    """Whether lists and objects lie in each other deeper than may be; without recursion."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, (Mapping, list))
-            for inner in (one.values() if isinstance(one, Mapping) else one)
-        ]
-        if not level:
-            return False
-    return True

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from server.nesting import is_deeper
 from server.text.tool_calls.call import ToolCallDelta
 from server.text.tool_calls.json_value import WHITESPACE, JsonValue, Reading
 
@@ -367,9 +368,10 @@ _NOTHING: Final = object()
 
 def _decoded(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):  # numbers of too many digits, and what is nested too deep
         return _NOTHING
+    return _NOTHING if is_deeper(value) else value
 
 
 def _object_text(arguments: Any) -> str | None:

@@ -42,6 +42,10 @@ def test_a_line_is_read_and_answered() -> None:
         (b"{", "not valid JSON"),
         (b"[]", "not a JSON object"),
         (b'{"custom_id":"a"}', "body is missing"),
+        (
+            b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + b'{"a":' * 300 + b"1" + b"}" * 301,
+            "body is nested deeper than 128 levels",
+        ),
         (request("a", extra=1), "unknown field 'extra'"),
         (request("a", custom_id=7), "custom_id must be a string"),
         (request("a", custom_id=""), "custom_id must be a string"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.openai.chat_message import AssistantMessage
+
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -213,3 +215,38 @@ async def test_an_error_about_a_long_field_name_stays_short(api) -> None:
     response = await api.completion(**{"x" * 5000: 1})
     assert response.status_code == 400
     assert len(response.text) < 500
+
+
+def nested(levels: int, bottom: str = "1") -> str:
+    return '{"a":' * levels + bottom + "}" * levels
+
+
+@pytest.mark.parametrize("levels", [129, 300, 1000])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", '{{"model":"{model}","prompt":"hi","x":{deep}}}'),
+        (
+            "/v1/chat/completions",
+            '{{"model":"{model}","messages":[{{"role":"user","content":"hi"}}],"tools":'
+            '[{{"type":"function","function":{{"name":"f","parameters":{deep}}}}}]}}',
+        ),
+        (
+            "/v1/responses",
+            '{{"model":"{model}","input":"hi","tools":[{{"type":"function","name":"f","parameters":{deep}}}]}}',
+        ),
+        ("/tokenize", '{{"messages":[{{"role":"user","content":"hi"}}],"chat_template_kwargs":{deep}}}'),
+    ],
+)
+async def test_a_body_that_is_nested_deeper_than_answers_can_show_is_refused(api, engine, path, body, levels) -> None:
+    content = body.format(model=api.model, deep=nested(levels))
+    message = api.assert_error(await api.http.post(path, content=content), 400, code="invalid_json")
+    assert "128 levels" in message
+    assert engine.requests == []
+
+
+def test_arguments_of_an_earlier_call_that_are_nested_too_deep_are_text_to_the_template() -> None:
+    function = {"name": "f", "arguments": nested(400)}
+    call = {"id": "a", "type": "function", "function": function}
+    message = AssistantMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+    assert message.template_fields()["tool_calls"] == [call]
