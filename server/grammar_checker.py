@@ -29,9 +29,16 @@ class GrammarChecker:
         self._known: OrderedDict[Grammar, None] = OrderedDict()
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def problem(self, grammar: Grammar) -> str | None:
-        """What keeps it from being compiled, or None."""
+    def knows(self, grammar: Grammar) -> bool:
+        """Whether it is remembered to compile; it is then the one used last."""
         if grammar not in self._known:
+            return False
+        self._known.move_to_end(grammar)
+        return True
+
+    async def problem(self, grammar: Grammar) -> str | None:
+        """What keeps it from being compiled, or None. Cancel it to end the process that tries."""
+        if not self.knows(grammar):
             async with self._places:
                 problem = await _check(grammar)
             if problem is not None:

@@ -207,7 +207,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
 
     token_ids = await encode(prompt_ids, body.num_characters, "messages")
     max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
-    await prepare_grammar(state, parsing.grammar, parsing.grammar_field)
+    await prepare_grammar(state, request.receive, parsing.grammar, parsing.grammar_field)
     authorization = request.headers.get("authorization")
     group = Submission(
         state=state,

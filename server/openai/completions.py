@@ -63,7 +63,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
             state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates
         )
         prompts.append((token_ids, max_tokens))
-    await prepare_grammar(state, body.grammar, body.grammar_field)
+    await prepare_grammar(state, request.receive, body.grammar, body.grammar_field)
     authorization = request.headers.get("authorization")
     group = Submission(
         state=state,

@@ -14,10 +14,12 @@ from functools import partial
 from itertools import chain
 
 import msgspec
+from starlette.types import Receive
 
 from engine.client import EngineClient, EngineError
 from engine.messages import EngineReady, EngineRequest, RequestDelta
 from engine.sampling_params import Grammar, SamplingParams
+from server.disconnect import unless_disconnected
 from server.errors import bad_request, context_exceeded, from_engine
 from server.generation import Generation
 from server.generation_group import GenerationGroup, PromptSamples
@@ -114,11 +116,16 @@ def choose_max_tokens(
     return wanted
 
 
-async def prepare_grammar(state: ServerState, grammar: Grammar | None, param: str | None) -> None:
-    """Make sure that the engine can follow ``grammar``; ApiError 400, naming ``param``, where it does not compile."""
+async def prepare_grammar(state: ServerState, receive: Receive, grammar: Grammar | None, param: str | None) -> None:
+    """Make sure that the engine can follow ``grammar``; ApiError 400, naming ``param``, where it does not compile.
+
+    ClientDisconnected where the client leaves before that is known: grammars behind it need not wait.
+    """
     if grammar is None:
         return
-    problem = await state.grammars.problem(grammar)
+    problem = None
+    if not state.grammars.knows(grammar):
+        problem = await unless_disconnected(receive, state.grammars.problem(grammar))
     if problem is not None:
         raise bad_request(f"{param}: {problem}" if param else problem, param, "invalid_grammar")
     _, tokenizer = state.require_ready()

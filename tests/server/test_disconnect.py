@@ -7,7 +7,10 @@ import asyncio
 import orjson
 import pytest
 
+from engine.sampling_params import Grammar, GrammarKind
+from scheduler.request import FinishReason
 from server.disconnect import ClientDisconnected, unless_disconnected
+from server.grammar_checker import MOST_AT_ONCE
 
 
 def body(api, **fields) -> bytes:
@@ -31,6 +34,40 @@ async def test_h01_a_client_that_leaves_a_plain_request_aborts_it(api, engine) -
     assert engine.aborted == [engine.requests[0].request_id]
     assert engine.num_in_flight == 0
     assert await api.outcomes() == {"abort": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "hi", "guided_json": {}}),
+        ("/v1/completions", {"prompt": "hi", "guided_json": {}, "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "guided_json": {}}),
+        ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),
+    ],
+)
+async def test_a_client_that_leaves_while_its_grammar_is_tried_holds_up_no_other_grammar(
+    api, engine, monkeypatch, path, fields
+) -> None:
+    tried = []
+
+    async def endless(grammar: Grammar) -> str | None:
+        tried.append(grammar)
+        if grammar.kind is GrammarKind.JSON_SCHEMA:
+            await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr("server.grammar_checker._check", endless)
+    leave = asyncio.Event()
+    raw = orjson.dumps({"model": api.model, **fields})
+    answers = [asyncio.create_task(anext(api.raw(path, raw, leave))) for _ in range(MOST_AT_ONCE + 1)]
+    await until(lambda: len(tried) == MOST_AT_ONCE)
+    engine.answer("ab", FinishReason.STOP)
+    other = asyncio.create_task(api.completion(guided_regex="ab"))
+    leave.set()
+    async with asyncio.timeout(10):
+        assert [(await answer)["status"] for answer in answers] == [499] * len(answers)
+        assert (await other).json()["choices"][0]["text"] == "ab"
+    assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
