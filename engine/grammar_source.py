@@ -12,7 +12,7 @@ import json
 import re
 from typing import Final
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark, is_lark_syntax
 
 from engine.sampling_params import JSON_WHITESPACE, Grammar, GrammarKind
@@ -24,6 +24,7 @@ _OWN_OPTIONS: Final = re.compile(r"^\s*%llguidance\b", re.MULTILINE)
 _QUOTED_SOURCE: Final = re.compile(r"\n\s+\d+ \| ")
 _PLACE: Final = re.compile(r"^at \d+\(\d+\): ")
 _SCHEMA_ERROR: Final = re.compile(r"^(failed to compile JSON schema|failed to parse \"%json\"): ")
+_DEAD_END: Final = "NoExtensionBias"  # llguidance's name for a place where no byte may follow
 _MOST_MESSAGE_CHARACTERS: Final = 500
 _MOST_LEXER_STATES: Final = 50_000  # of 1 to 2 kB, made while tokens are drawn
 _MOST_ITEMS_IN_ROW: Final = 20_000  # 4 for each property that an object may have next
@@ -57,16 +58,20 @@ def source_of(grammar: Grammar) -> str:
 
 
 def check(grammar: Grammar) -> None:
-    """Raise GrammarError for a grammar that cannot be compiled, whatever the vocabulary."""
-    message = LLMatcher.validate_grammar(source_of(grammar), limits=parser_limits())
-    if message:
-        raise GrammarError(readable(message, grammar.kind))
+    """Raise GrammarError for a grammar that cannot be compiled, or begun, whatever the vocabulary."""
+    start = LLMatcher(LLTokenizer("byte"), source_of(grammar), log_level=0, limits=parser_limits())
+    if not start.is_error():
+        start.compute_bitmask()
+    if start.is_error():
+        raise GrammarError(readable(start.get_error(), grammar.kind))
 
 
 def readable(message: str, kind: GrammarKind) -> str:
     """What llguidance says of a grammar, without the source that it quotes."""
     if message.startswith("panic"):
         return "it cannot be compiled"
+    if message.startswith(_DEAD_END):
+        return "no output can follow it"
     text = _QUOTED_SOURCE.split(message, maxsplit=1)[0].removesuffix("<non-verbose/>").strip()
     if kind is not GrammarKind.LARK:
         text = _SCHEMA_ERROR.sub("", _PLACE.sub("", text))

@@ -122,6 +122,9 @@ async def test_a08_a09_e11_a_wrong_form_is_refused_by_the_name_of_the_innermost_
          "response_format", "Invalid type: hiccup"),
         ({"structured_outputs": {"regex": "a("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"grammar": "start: b"}}, "structured_outputs", 'unknown name: "b"'),
+        ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs", "no output can follow it"),
+        ({"structured_outputs": {"regex": "a[b&&c]"}}, "structured_outputs", "no output can follow it"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "no output can follow it"),
         ({"structured_outputs": {"grammar": 'root ::= "a'}}, "structured_outputs", "line 1"),
         ({"structured_outputs": {"grammar": '%llguidance {}\nstart: "a"'}}, "structured_outputs", "%llguidance"),
         # E06: a keyword that is valid and that an output would not be held to
