@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-MAX_DEPTH = 128  # of what clients send, and of what is put into an answer as an object
+MAX_DEPTH = 240  # of what clients send, and of objects in an answer; orjson writes 254, envelopes included
 
 
 def is_deeper(value: object, levels: int = MAX_DEPTH) -> bool:

@@ -44,7 +44,7 @@ def test_a_line_is_read_and_answered() -> None:
         (b'{"custom_id":"a"}', "body is missing"),
         (
             b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + b'{"a":' * 300 + b"1" + b"}" * 301,
-            "body is nested deeper than 128 levels",
+            "body is nested deeper than 240 levels",
         ),
         (request("a", extra=1), "unknown field 'extra'"),
         (request("a", custom_id=7), "custom_id must be a string"),

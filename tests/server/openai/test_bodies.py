@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.request import FinishReason
+from server.nesting import MAX_DEPTH
 from server.openai.chat_message import AssistantMessage
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -221,7 +223,7 @@ def nested(levels: int, bottom: str = "1") -> str:
     return '{"a":' * levels + bottom + "}" * levels
 
 
-@pytest.mark.parametrize("levels", [129, 300, 1000])
+@pytest.mark.parametrize("levels", [241, 300, 1000])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -241,7 +243,7 @@ def nested(levels: int, bottom: str = "1") -> str:
 async def test_a_body_that_is_nested_deeper_than_answers_can_show_is_refused(api, engine, path, body, levels) -> None:
     content = body.format(model=api.model, deep=nested(levels))
     message = api.assert_error(await api.http.post(path, content=content), 400, code="invalid_json")
-    assert "128 levels" in message
+    assert "240 levels" in message
     assert engine.requests == []
 
 
@@ -250,3 +252,16 @@ def test_arguments_of_an_earlier_call_that_are_nested_too_deep_are_text_to_the_t
     call = {"id": "a", "type": "function", "function": function}
     message = AssistantMessage.model_validate({"role": "assistant", "tool_calls": [call]})
     assert message.template_fields()["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_that_is_nested_as_deep_as_may_be_is_shown_again(api, engine, stream) -> None:
+    engine.answer("ok", FinishReason.STOP)
+    deep = nested(MAX_DEPTH - 4, "{}")
+    tool = f'{{"type":"function","name":"f","parameters":{deep}}}'
+    body = (
+        f'{{"model":"{api.model}","input":"hi","tool_choice":"none","stream":{str(stream).lower()},"tools":[{tool}]}}'
+    )
+    response = await api.http.post("/v1/responses", content=body)
+    assert response.status_code == 200, response.text
+    assert f'"parameters":{deep}' in response.text
