@@ -66,7 +66,7 @@ def _page(request: Request) -> tuple[str, int, str | None]:
         raise _unsupported(name)
     if order not in ("asc", "desc"):
         raise bad_request("order: must be asc or desc", "order")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_ITEMS):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_ITEMS):
         raise bad_request(f"limit: must be an integer from 1 to {MAX_ITEMS}", "limit")
     return order, int(limit), after
 

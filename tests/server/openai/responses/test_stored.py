@@ -58,6 +58,7 @@ async def test_input_items_are_the_whole_conversation_page_by_page(api, response
         ({"limit": "0"}, "limit", None),
         ({"limit": "101"}, "limit", None),
         ({"limit": "10000"}, "limit", None),
+        ({"limit": "0099999"}, "limit", None),
         ({"limit": "x"}, "limit", None),
         ({"after": "nope"}, "after", None),
         ({"include": "x"}, "include", "unsupported_parameter"),
