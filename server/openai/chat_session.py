@@ -122,12 +122,13 @@ class ChatSession:
 
 
 class _Choice:
-    """One choice on its way from text to a message."""
+    """One choice on its way from text to a message. With ``only_calls`` all text is calls, or the start of one."""
 
-    def __init__(self, parser: MessageParser, *, tells_reasoning: bool) -> None:
+    def __init__(self, parser: MessageParser, *, tells_reasoning: bool, only_calls: bool) -> None:
         self.tells_reasoning = tells_reasoning
         self.num_reasoning_tokens = 0
         self._parser = parser
+        self._only_calls = only_calls
         self._logprobs = ContentLogprobs()
 
     def read(self, delta: TextDelta, num_tokens: int) -> ChatDelta:
@@ -145,6 +146,8 @@ class _Choice:
             calls, spans = calls + rest.tool_calls, spans + rest.spans
             has_called = parser.num_calls > 0 and delta.finish_reason is FinishReason.STOP
             last = ChatEnding(TOOL_CALLS if has_called else delta.finish_reason, delta.stop_reason, delta.ledger)
+        if self._only_calls:
+            content, spans = "", ()
         return ChatDelta(content, reasoning, calls, last, logprobs=self._logprobs.feed(delta.logprobs, spans))
 
 
@@ -226,5 +229,5 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
         is_open = parsing.tags is not None and opens_reasoning(body, text, parsing.tags)
         tells_reasoning = parsing.tags is not None
         parsers = [parsing.new_parser(is_open=is_open) for _ in range(body.num_choices)]
-        choices = [_Choice(parser, tells_reasoning=tells_reasoning) for parser in parsers]
+        choices = [_Choice(parser, tells_reasoning=tells_reasoning, only_calls=body.must_call) for parser in parsers]
     return ChatSession(request_id, group, choices)

@@ -436,6 +436,14 @@ class TestARequiredCall:
         api.assert_error(response, 400, param="tools", code="invalid_grammar")
         assert engine.requests == []
 
+    @pytest.mark.parametrize("text", ["[", '[{"name": "ge', "<tool_ca"])
+    async def test_one_that_is_cut_before_its_name_leaves_no_content(self, api, engine, text) -> None:
+        engine.answer(text, FinishReason.LENGTH)
+        [choice] = (await api.chat(tools=TOOLS, tool_choice="required", logprobs=True)).json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+        assert "tool_calls" not in choice["message"]
+        assert choice["logprobs"]["content"] == []
+
     async def test_a_schema_that_is_too_deep_is_refused_by_name(self, api, engine) -> None:
         deep: dict[str, Any] = {}
         for _ in range(100):
