@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.cpu_rates import BFLOAT16, FLOAT32, INT8, RateMeter, Rates
 from benchmarks.machine import Conditions
 from benchmarks.profiled_engine import KV_BYTES, Load, Profile, ProfiledEngine
@@ -28,6 +30,9 @@ from benchmarks.section import write_section
 from benchmarks.step_recorder import PRODUCTS, Part
 from engine.config import KV_CACHE_DTYPES, CheckpointError, ConfigError, EngineConfig, resolve_checkpoint
 from engine.sampling_params import SamplingParams
+from kernels.backends import choose_backend
+from kernels.cpu.backend import NativeBackend
+from kernels.cpu.library import Variant
 from kernels.roofline import Cost
 
 SECTION = "step profile"
@@ -81,14 +86,17 @@ def _time_cells(seconds: float, whole: float) -> tuple[str, str]:
     return f"{seconds * 1e3:.2f}", f"{seconds / whole:.1%}"
 
 
-def roofline_table(profile: Profile, rates: Rates, products: str) -> str:
-    """A row per part: what it must move and multiply, its floor, how near it is. ``products`` are their operands."""
+def roofline_table(profile: Profile, rates: Rates, products: str, attention: str = FLOAT32) -> str:
+    """A row per part: what it must move and multiply, its floor, how near it is.
+
+    ``products`` are the operands of weights' products, ``attention`` those of attention's.
+    """
     lines = ["| part | MB | MFLOP | floor, ms | bound by | took, ms | of floor | beyond, ms |", "|---|" + "---:|" * 7]
     floors = 0.0
     for part in Part:
         took = profile.parts[part]
         cost = profile.costs.get(part, Cost(0))
-        operands = products if part in PRODUCTS else FLOAT32
+        operands = products if part in PRODUCTS else attention if part is Part.ATTENTION else FLOAT32
         floor = rates.floor_seconds(cost, operands)
         floors += floor
         if not took:
@@ -126,7 +134,8 @@ def report(form: Form, model: str | None, arguments: argparse.Namespace) -> str:
     ready = engine.ready
     products = ready.weight_form if ready.weight_form in DTYPES else INT8
     meter = RateMeter()
-    operands = sorted({products, FLOAT32})
+    attention = _attention_operands(ready.kv_dtype)
+    operands = sorted({products, attention, FLOAT32})
     sampling = SamplingParams(max_tokens=1, temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
     profiles = []
     for load in loads(arguments.prefill_tokens, arguments.streams):
@@ -142,8 +151,15 @@ def report(form: Form, model: str | None, arguments: argparse.Namespace) -> str:
     parts = [title, facts, profile_table(profiles)]
     for one in profiles:
         lens = f"{one.load.num_seqs} x {one.load.first} to {one.load.last} tokens"
-        parts.append(f"{one.load.name} ({lens}) beside its floor:\n\n{roofline_table(one, rates, products)}")
+        parts.append(f"{one.load.name} ({lens}) beside its floor:\n\n{roofline_table(one, rates, products, attention)}")
     return "\n\n".join(parts)
+
+
+def _attention_operands(kv_dtype: str) -> str:
+    """What attention multiplies over such pages on this machine."""
+    backend, _ = choose_backend(torch.device("cpu"))
+    is_short = isinstance(backend, NativeBackend) and backend.library.variant is Variant.AVX512_BF16
+    return BFLOAT16 if is_short and kv_dtype not in ("float32", "float16") else FLOAT32
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import cpu_rates, step_profile
-from benchmarks.cpu_rates import FLOAT32, INT8, RateMeter, Rates
+from benchmarks.cpu_rates import BFLOAT16, FLOAT32, INT8, RateMeter, Rates
 from benchmarks.profiled_engine import Load, Profile
 from benchmarks.step_costs import StepShape, step_costs
 from benchmarks.step_profile import Form, main, profile_table, roofline_table
@@ -106,6 +106,9 @@ def test_the_roofline_says_what_binds_and_what_goes_beyond_the_floor() -> None:
         "| head | 80.00 | 100 | 8.00 | memory | 10.00 | 80% | 2.00 |",
         "| **step** | 90.00 | 140 | 10.00 |  | 16.00 | 62% | 6.00 |",
     ]
+    rates = Rates(RATES.bandwidth, RATES.flops | {BFLOAT16: 2 * RATES.flops[FLOAT32]})
+    attention = roofline_table(PROFILE, rates, INT8, BFLOAT16).splitlines()[3]
+    assert attention == "| attention | 10.00 | 40 | 1.00 | memory | 4.00 | 25% | 3.00 |"
 
 
 def test_forms_may_name_their_dtype() -> None:
