@@ -21,6 +21,7 @@ INVALID_REQUEST = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER_ERROR = "server_error"
 RETRY_AFTER_SECONDS = 1
+MAX_SHOWN_CHARACTERS = 200  # of what a client sent
 MAX_RETRY_AFTER_SECONDS = 120  # clients take more for a mistake
 NO_RETRY = {"x-should-retry": "false"}  # to clients that come again by themselves
 
@@ -78,7 +79,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 def model_not_found(model: str, served: str) -> ApiError:
     """A 404 for a model that is not served here."""
-    message = f"the model {model!r} does not exist; this server serves {served!r}"
+    message = f"the model {model[:MAX_SHOWN_CHARACTERS]!r} does not exist; this server serves {served!r}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

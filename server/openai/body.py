@@ -113,7 +113,7 @@ def _from_validation(error: ValidationError, at: str) -> ApiError:
         name = str(first["loc"][-1])
         known = any(name in one.NEUTRAL for one in _kinds(Body))
         what = "unsupported" if known else "unknown"
-        return bad_request(f"{what} parameter: {param}", param, f"{what}_parameter")
+        return bad_request(f"{what} parameter: {param or repr(name)}", param, f"{what}_parameter")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, WrongField):
         param = _path((*first["loc"], *cause.location))

@@ -265,3 +265,11 @@ async def test_a_tool_that_is_nested_as_deep_as_may_be_is_shown_again(api, engin
     response = await api.http.post("/v1/responses", content=body)
     assert response.status_code == 200, response.text
     assert f'"parameters":{deep}' in response.text
+
+
+async def test_what_a_client_sent_is_shown_in_part_only(api, engine) -> None:
+    message = api.assert_error(await api.completion(model="m" * 5000), 404, param="model", code="model_not_found")
+    assert len(message) < 400
+    message = api.assert_error(await api.completion(**{"": 1}), 400, code="unknown_parameter")
+    assert message == "unknown parameter: ''"
+    assert engine.requests == []
