@@ -78,6 +78,8 @@ class Greedy:
     min_p: float = 0.0
     seed: int = 0
     rank: bool = False
+    logprobs: int | None = None
+    tells_logprobs: bool = False
 
 
 MakeSetup = Callable[[Settings, PagePlan], DeviceSetup]
