@@ -18,8 +18,8 @@ import uvloop
 from engine.client import EngineClient
 from engine.config import EngineConfig, resolve_checkpoint
 from server.garbage_collection import settle
-from server.http_server import HttpServer
-from server.listener import listen
+from server.http.http_server import HttpServer
+from server.http.listener import listen
 from server.state import ServerState
 from server.text_parts import load_text_parts
 

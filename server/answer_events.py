@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from server.errors import ApiError, internal_error
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
+from server.http.sse import comment
 from server.openai.chat_session import ChatDelta, ChatSession
-from server.sse import comment
 
 logger = logging.getLogger("octavo.server")
 

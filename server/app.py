@@ -16,9 +16,11 @@ from starlette.responses import Response
 from engine.client import EngineState
 from server.anthropic.messages import count_message_tokens, create_message
 from server.auth import RequireApiKey
-from server.body_limit import BodyLimit
-from server.error_answers import install_error_handlers
 from server.errors import unavailable
+from server.http.body_limit import BodyLimit
+from server.http.error_answers import install_error_handlers
+from server.http.request_id import HEADER as REQUEST_ID_HEADER
+from server.http.request_id import ShowRequestId
 from server.openai.chat import create_chat_completion
 from server.openai.completions import create_completion
 from server.openai.embeddings import create_embeddings
@@ -26,8 +28,6 @@ from server.openai.models import list_models, retrieve_model
 from server.openai.requests import list_requests, retrieve_request
 from server.openai.responses.create import create_response
 from server.openai.responses.stored import cancel_response, delete_response, list_input_items, retrieve_response
-from server.request_id import HEADER as REQUEST_ID_HEADER
-from server.request_id import ShowRequestId
 from server.state import ServerState
 from server.tokenization.detokenize import detokenize
 from server.tokenization.tokenize import tokenize

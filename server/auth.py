@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.error_answers import error_response
 from server.errors import ApiError
+from server.http.error_answers import error_response
 from server.tenant import NO_TENANT, tenant_name
 
 TEXT_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})  # what is guarded beside /v1

@@ -56,7 +56,7 @@ def _run(parsed: argparse.Namespace, began: float) -> int:
     from engine.client import EngineStartError
     from engine.config import CheckpointError, ConfigError
     from server.batch.batch_line import BatchError
-    from server.listener import ListenError
+    from server.http.listener import ListenError
     from server.terminal.chat_source import ChatSourceError
     from server.text.errors import TextError
 

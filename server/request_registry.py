@@ -15,7 +15,7 @@ from itertools import islice
 import msgspec
 
 from engine.messages import PreemptionNote
-from server.request_id import RequestId
+from server.http.request_id import RequestId
 from server.tenant import NO_TENANT
 
 MAX_REMEMBERED = 10_000  # requests; those beyond are served like others, and not found

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.client import EngineClient
 from engine.config import Checkpoint
-from server.listener import listen, url
+from server.http.listener import listen, url
 from server.model_start import ModelStart, find_checkpoint
 from server.options import ServeOptions
 from server.startup import say, startup_table
 
 if TYPE_CHECKING:
-    from server.http_server import HttpServer
+    from server.http.http_server import HttpServer
     from server.state import ServerState
 
 DRAIN_POLL_SECONDS = 0.05
@@ -56,7 +56,7 @@ async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listene
     http: HttpServer | None = None
     try:
         # In a thread, so that this loop can tell the engine's process meanwhile what to load.
-        http_server = await asyncio.to_thread(import_module, "server.http_server")
+        http_server = await asyncio.to_thread(import_module, "server.http.http_server")
         state = start.state()
         http = http_server.HttpServer(state, listener)
         finishing = asyncio.create_task(start.finish(state))

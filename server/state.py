@@ -13,7 +13,7 @@ from engine.messages import EngineReady
 from server.auth import ApiKeys
 from server.errors import model_not_found, unavailable
 from server.grammar_checker import GrammarChecker
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.openai.responses.response_store import ResponseStore
 from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
 from server.request_registry import RequestRegistry

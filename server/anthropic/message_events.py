@@ -14,9 +14,9 @@ import orjson
 from server.anthropic.errors import anthropic_error
 from server.anthropic.message_object import MessageObject, message_usage
 from server.errors import ApiError
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
+from server.http.sse import named_frame
 from server.openai.chat_session import ChatDelta, ChatEnding
-from server.sse import named_frame
 from server.text.tool_calls.call import ToolCallDelta
 
 Event = dict[str, Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from server.generation_group import Usage
-from server.nesting import is_deeper
+from server.generation.generation_group import Usage
+from server.http.nesting import is_deeper
 from server.openai.chat_session import ChatAnswer, ChatEnding
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}

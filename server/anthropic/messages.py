@@ -10,14 +10,14 @@ from server.answer_events import event_frames
 from server.anthropic.message_body import CHAT_NAMES, CountBody, MessageBody
 from server.anthropic.message_events import MessageEvents
 from server.anthropic.message_object import MessageObject
-from server.disconnect import unless_disconnected
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import identify
+from server.http.sse import event_stream
 from server.openai.body import parse_body, validate_body
 from server.openai.chat_body import ChatBody
 from server.openai.chat_prompt import prompt_text, require_template
 from server.openai.chat_session import open_chat
 from server.openai.submission import encode
-from server.request_id import identify
-from server.sse import event_stream
 from server.state import ServerState
 
 

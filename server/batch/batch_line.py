@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from server.nesting import MAX_DEPTH, is_deeper
+from server.http.nesting import MAX_DEPTH, is_deeper
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_ID_CHARACTERS = 512

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from server.batch.batch_line import BatchLine
-from server.local_app import LocalApp
+from server.http.local_app import LocalApp
 
 MAX_TRIES = 8
 LONGEST_PAUSE_SECONDS = 60.0

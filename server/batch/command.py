@@ -21,7 +21,7 @@ from server.batch.batch_input import BatchInput
 from server.batch.batch_line import BatchError
 from server.batch.batch_output import BatchOutput
 from server.batch.batch_run import BatchAnswer, run_batch
-from server.local_app import LocalApp
+from server.http.local_app import LocalApp
 from server.model_start import ModelStart, find_checkpoint
 from server.options import ModelOptions
 from server.serving import loop_factory

@@ -16,7 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from server.errors import ApiError, bad_request, context_exceeded
-from server.nesting import MAX_DEPTH, is_deeper
+from server.http.nesting import MAX_DEPTH, is_deeper
 
 NeutralValues = dict[str, tuple[object, ...]]
 

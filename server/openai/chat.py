@@ -8,16 +8,16 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.disconnect import unless_disconnected
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import identify
+from server.http.sse import event_stream
 from server.openai.body import parse_body
 from server.openai.chat_body import ChatBody
 from server.openai.chat_session import ChatAnswer, ChatDelta, open_chat
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
 from server.openai.content_logprobs import logprobs_body
-from server.request_id import identify
-from server.sse import event_stream
 from server.state import ServerState
 from server.text.tool_calls.call import ToolCallDelta
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
-from server.nesting import is_deeper
+from server.http.nesting import is_deeper
 from server.openai.body import Body, NeutralValues
 
 MAX_TOOL_CALLS = 128  # in one message

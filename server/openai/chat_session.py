@@ -17,8 +17,10 @@ from starlette.requests import Request
 
 from engine.messages import Ledger
 from scheduler.request import FinishReason
-from server.generation import TextDelta
-from server.generation_group import GenerationGroup, Usage
+from server.generation.generation import TextDelta
+from server.generation.generation_group import GenerationGroup, Usage
+from server.generation.token_logprob import TokenLogprob
+from server.http.request_id import RequestId
 from server.openai.chat_body import ChatBody
 from server.openai.chat_parsing import choose_parsing
 from server.openai.chat_prompt import opens_reasoning, prompt_text, require_template
@@ -33,11 +35,9 @@ from server.openai.submission import (
     encode,
     prepare_grammar,
 )
-from server.request_id import RequestId
 from server.state import ServerState
 from server.text.message_parser import MessageParser
 from server.text.tool_calls.call import ToolCall, ToolCallDelta
-from server.token_logprob import TokenLogprob
 
 TOOL_CALLS = "tool_calls"
 

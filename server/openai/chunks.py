@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 import orjson
 
 from server.errors import ApiError, internal_error
-from server.generation_group import Usage
-from server.sse import DONE, comment, error_frame, frame
+from server.generation.generation_group import Usage
+from server.http.sse import DONE, comment, error_frame, frame
 
 logger = logging.getLogger("octavo.server")
 

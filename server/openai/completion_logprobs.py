@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.sampling_params import TokenLogprobs
-from server.output_text import likely_tokens
-from server.prompt_reading import PromptReading
+from server.generation.output_text import likely_tokens
+from server.generation.prompt_reading import PromptReading
+from server.generation.token_logprob import TokenLogprob, spell
 from server.text.tokenizer import Tokenizer
-from server.token_logprob import TokenLogprob, spell
 
 
 def logprobs_body(tokens: Sequence[TokenLogprob]) -> dict[str, object]:

@@ -10,10 +10,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.disconnect import unless_disconnected
 from server.errors import bad_request
-from server.generation import TextDelta
-from server.generation_group import Usage
+from server.generation.generation import TextDelta
+from server.generation.generation_group import Usage
+from server.generation.prompt_reading import PromptReading
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import identify
+from server.http.sse import event_stream
 from server.openai.body import parse_body
 from server.openai.choices import ending
 from server.openai.chunks import ChunkEnvelope, stream_frames
@@ -31,9 +34,6 @@ from server.openai.submission import (
     encode,
     prepare_grammar,
 )
-from server.prompt_reading import PromptReading
-from server.request_id import identify
-from server.sse import event_stream
 from server.state import ServerState
 from server.text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from server.token_logprob import LikelyToken, TokenLogprob, spell
+from server.generation.token_logprob import LikelyToken, TokenLogprob, spell
 
 Span = tuple[int, int]
 

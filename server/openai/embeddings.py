@@ -17,14 +17,14 @@ from starlette.responses import Response
 from engine.client import EngineError
 from engine.messages import EngineReady, EngineRequest
 from engine.sampling_params import SamplingParams
-from server.disconnect import unless_disconnected
-from server.embedding import embed
 from server.errors import bad_request, from_engine
+from server.generation.embedding import embed
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import identify
 from server.openai.body import parse_body
 from server.openai.embedding_body import EmbeddingBody
 from server.openai.embedding_vector import EmbeddingVector
 from server.openai.submission import check_text_fits, check_vocabulary, encode
-from server.request_id import identify
 from server.request_registry import InFlightRequest
 from server.state import ServerState
 from server.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
 from engine.sampling_params import Grammar, SamplingParams
+from server.generation.output_text import TextRules
 from server.openai.body import Body, NeutralValues
 from server.openai.structured_output import (
     OneGrammar,
@@ -22,7 +23,6 @@ from server.openai.structured_output import (
     read_response_format,
     read_structured_outputs,
 )
-from server.output_text import TextRules
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1000

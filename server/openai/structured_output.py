@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from engine.sampling_params import JSON_WHITESPACE, Grammar, GrammarKind
-from server.nesting import is_deeper
+from server.http.nesting import is_deeper
 from server.openai.body import WrongField
 
 OneGrammar = Grammar | None

@@ -19,13 +19,13 @@ from starlette.types import Receive
 from engine.client import EngineClient, EngineError
 from engine.messages import EngineReady, EngineRequest, RequestDelta
 from engine.sampling_params import Grammar, SamplingParams
-from server.disconnect import unless_disconnected
 from server.errors import bad_request, context_exceeded, from_engine
-from server.generation import Generation
-from server.generation_group import GenerationGroup, PromptSamples
+from server.generation.generation import Generation
+from server.generation.generation_group import GenerationGroup, PromptSamples
+from server.generation.prompt_reading import PromptReading
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import RequestId
 from server.openai.generation_body import GenerationBody
-from server.prompt_reading import PromptReading
-from server.request_id import RequestId
 from server.request_registry import InFlightRequest
 from server.state import ServerState
 from server.text.errors import TextError

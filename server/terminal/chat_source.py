@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from engine.config import Checkpoint
-from server.local_app import LocalApp
+from server.http.local_app import LocalApp
 from server.model_start import ModelStart, find_checkpoint
 from server.options import ModelOptions
 from server.serving import loop_factory

@@ -12,7 +12,7 @@ import pytest
 
 from engine.config import EngineConfig
 from server import cli
-from server.listener import listen
+from server.http.listener import listen
 
 ROOT = Path(__file__).parents[2]
 
@@ -219,7 +219,7 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_the_api_process_imports_no_torch_and_no_transformers() -> None:
-    modules = modules_after("import server.cli, server.serving, server.http_server, server.text_parts")
+    modules = modules_after("import server.cli, server.serving, server.http.http_server, server.text_parts")
     assert modules.isdisjoint({"torch", "triton", "transformers"})
 
 

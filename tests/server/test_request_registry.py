@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from engine.messages import PreemptionNote
-from server.request_id import RequestId
+from server.http.request_id import RequestId
 from server.request_registry import ANOTHER_REQUEST, InFlightRequest, RequestRegistry
 
 

@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer_events import event_frames
-from server.disconnect import unless_disconnected
 from server.errors import bad_request
+from server.http.disconnect import unless_disconnected
+from server.http.request_id import identify
+from server.http.sse import event_stream
 from server.openai.body import parse_body, validate_body
 from server.openai.chat_body import ChatBody
 from server.openai.chat_session import open_chat
@@ -20,8 +22,6 @@ from server.openai.responses.response_body import CHAT_NAMES, ResponseBody
 from server.openai.responses.response_events import ResponseEvents, output_items
 from server.openai.responses.response_object import ResponseObject
 from server.openai.responses.response_store import StoredResponse
-from server.request_id import identify
-from server.sse import event_stream
 from server.state import ServerState
 
 

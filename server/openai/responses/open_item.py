@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from server.generation.token_logprob import TokenLogprob
 from server.openai.content_logprobs import token_body
 from server.openai.responses.items import (
     AnswerItem,
@@ -19,7 +20,6 @@ from server.openai.responses.items import (
     new_id,
     text_part,
 )
-from server.token_logprob import TokenLogprob
 
 Event = dict[str, Any]
 

@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 
 from server.errors import ApiError
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
+from server.http.sse import named_frame
 from server.openai.chat_session import ChatAnswer, ChatDelta, ChatEnding
 from server.openai.content_logprobs import token_body
 from server.openai.responses.items import AnswerItem, FunctionCallItem, Item, ReasoningItem, Status
 from server.openai.responses.open_item import Event, OpenCall, OpenItem, OpenMessage, OpenReasoning
 from server.openai.responses.response_object import LENGTH, ResponseObject
-from server.sse import named_frame
 from server.text.tool_calls.call import ToolCallDelta
 
 

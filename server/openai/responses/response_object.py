@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.errors import ApiError
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
 from server.openai.chat_body import ChatBody
 from server.openai.responses.items import Item
 from server.openai.responses.response_body import FunctionChoice, ResponseBody

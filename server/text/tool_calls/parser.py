@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from server.nesting import is_deeper
+from server.http.nesting import is_deeper
 from server.text.tool_calls.call import ToolCallDelta
 from server.text.tool_calls.json_value import WHITESPACE, JsonValue, Reading
 

@@ -15,7 +15,7 @@ from server.anthropic.message_events import MessageEvents
 from server.anthropic.message_object import MessageObject, content_blocks
 from server.app import create_app
 from server.auth import ApiKeys
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
 from server.openai.chat_session import ChatAnswer, ChatDelta, ChatEnding
 from server.text.chat_template import ChatTemplate
 from server.text.tool_calls.call import ToolCall, ToolCallDelta

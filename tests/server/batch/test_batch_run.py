@@ -13,7 +13,7 @@ from engine.client import EngineDied
 from server.batch import batch_run
 from server.batch.batch_line import BatchLine
 from server.batch.batch_run import BatchAnswer, run_batch
-from server.local_app import LocalApp
+from server.http.local_app import LocalApp
 
 
 def lines(*prompts: str, model: str = "org/tiny") -> Iterator[BatchLine]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.request import FinishReason
-from server.nesting import MAX_DEPTH
+from server.http.nesting import MAX_DEPTH
 from server.openai.chat_message import AssistantMessage
 
 PATHS = ("/v1/completions", "/v1/chat/completions")

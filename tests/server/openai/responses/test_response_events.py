@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from server.generation_group import Usage
+from server.generation.generation_group import Usage
 from server.openai.body import validate_body
 from server.openai.chat_body import ChatBody
 from server.openai.chat_session import ChatAnswer, ChatDelta, ChatEnding

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.sampling_params import TokenLogprobs
+from server.generation.token_logprob import LikelyToken, TokenLogprob
 from server.text.detokenizer import Detokenizer
 from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
-from server.token_logprob import LikelyToken, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

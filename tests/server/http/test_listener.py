@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from server.listener import ListenError, listen, url
+from server.http.listener import ListenError, listen, url
 
 
 def test_a_port_in_use_is_told_with_the_flag_that_helps() -> None:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.direct_send import direct_send
-from server.disconnect import ClientDisconnected, unless_disconnected
 from server.errors import ApiError
+from server.http.direct_send import direct_send
+from server.http.disconnect import ClientDisconnected, unless_disconnected
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -10,8 +10,8 @@ from collections.abc import Generator
 import uvicorn
 
 from server.app import create_app
-from server.direct_send import DirectSend
-from server.http_protocol import BoundedHttpProtocol
+from server.http.direct_send import DirectSend
+from server.http.http_protocol import BoundedHttpProtocol
 from server.state import ServerState
 
 KEEP_ALIVE_SECONDS = 75

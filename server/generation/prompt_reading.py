@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.sampling_params import TokenLogprobs
-from server.output_text import likely_tokens
+from server.generation.output_text import likely_tokens
+from server.generation.token_logprob import TokenLogprob
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
-from server.token_logprob import TokenLogprob
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from server.http_protocol import MAX_HEAD_BYTES
-from server.http_server import HttpServer
-from server.listener import listen
+from server.http.http_protocol import MAX_HEAD_BYTES
+from server.http.http_server import HttpServer
+from server.http.listener import listen
 
 GET = b"GET /health HTTP/1.1\r\nhost: octavo\r\n"
 

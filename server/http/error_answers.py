@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from server.anthropic.errors import anthropic_error_response
-from server.disconnect import ClientDisconnected
 from server.errors import ApiError, from_http, internal_error
-from server.request_id import request_id_header
+from server.http.disconnect import ClientDisconnected
+from server.http.request_id import request_id_header
 
 ANTHROPIC_PATH = "/v1/messages"
 CLIENT_CLOSED_REQUEST = 499

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from server.direct_send import DirectSend
-from server.sse import EventStream
+from server.http.direct_send import DirectSend
+from server.http.sse import EventStream
 
 
 async def frames() -> AsyncGenerator[bytes]:

@@ -1,8 +1,8 @@
 """Prometheus metrics of one server, all named ``octavo_*``, in a registry of their own.
 
 What the API process sees (outcomes, latencies) is counted here as it happens; for what the engine knows see
-`server.engine_metrics`. Invariants: every series exists from the first scrape on, with 0; labels come from fixed sets,
-never from a request; and of requests
+`server.metrics.engine_metrics`. Invariants: every series exists from the first scrape on, with 0; labels come from
+fixed sets, never from a request; and of requests
 
     submitted = ended, by outcome + refused because the queue was full + in flight
 
@@ -20,8 +20,8 @@ from prometheus_client.metrics_core import Metric
 
 from engine.client import EngineClient, EngineError
 from scheduler.request import FinishReason
-from server.engine_metrics import EngineCollector, EngineCounters
-from server.latency_histogram import LatencyHistogram
+from server.metrics.engine_metrics import EngineCollector, EngineCounters
+from server.metrics.latency_histogram import LatencyHistogram
 
 STATS_SECONDS = 1.0  # that a scrape waits for the engine to say how things are; it says so between two steps
 QUEUE_FULL = "queue_full"

@@ -9,8 +9,8 @@ import pytest
 
 from engine.sampling_params import Grammar, GrammarKind
 from scheduler.request import FinishReason
-from server.disconnect import ClientDisconnected, unless_disconnected
 from server.grammar_checker import MOST_AT_ONCE
+from server.http.disconnect import ClientDisconnected, unless_disconnected
 
 
 def body(api, **fields) -> bytes:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from server.generation import Generation, TextDelta
-from server.prompt_reading import PromptReading
+from server.generation.generation import Generation, TextDelta
+from server.generation.prompt_reading import PromptReading
+from server.generation.token_logprob import TokenLogprob
 from server.request_registry import InFlightRequest, RequestRegistry
-from server.token_logprob import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

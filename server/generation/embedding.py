@@ -13,7 +13,7 @@ from engine.client import EngineError
 from engine.messages import EngineRequest
 from scheduler.request import FinishReason
 from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
-from server.metrics import QUEUE_FULL
+from server.metrics.metrics import QUEUE_FULL
 from server.state import ServerState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from server.latency_histogram import LatencyHistogram
+from server.metrics.latency_histogram import LatencyHistogram
 
 BUCKETS = (0.001, 0.5, 1, 2560)
 

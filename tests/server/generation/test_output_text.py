@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.output_text import OutputText, TextRules
+from server.generation.output_text import OutputText, TextRules
 from server.text.token_spelling import BYTE_LEVEL_ALPHABET
 from server.text.tokenizer import Tokenizer
 

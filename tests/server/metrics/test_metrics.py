@@ -17,19 +17,19 @@ from engine.sampling_params import SamplingParams
 from scheduler.preemption_record import PreemptionCause, PreemptionKind
 from scheduler.refusal import RefusalReason
 from scheduler.request import FinishReason, WaitReason
-from server.engine_metrics import (
+from server.generation.generation import Generation
+from server.generation.output_text import TextRules
+from server.generation.prompt_reading import PromptReading
+from server.metrics.engine_metrics import (
     MISS_REASONS,
     PREEMPTION_CAUSES,
     PREEMPTION_KINDS,
     WAIT_REASONS,
     EngineCounters,
 )
-from server.generation import Generation
-from server.metrics import REFUSAL_REASONS
-from server.output_text import TextRules
-from server.prompt_reading import PromptReading
+from server.metrics.metrics import REFUSAL_REASONS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def preemptions(swaps_for_decodes: int) -> list[PreemptionCount]:
@@ -228,7 +228,7 @@ async def test_a_scrape_asks_the_engine_how_things_are_now(api, engine) -> None:
 
 
 async def test_a_scrape_of_an_engine_that_does_not_answer_shows_what_was_seen_last(api, engine, monkeypatch) -> None:
-    monkeypatch.setattr("server.metrics.STATS_SECONDS", 0.0)
+    monkeypatch.setattr("server.metrics.metrics.STATS_SECONDS", 0.0)
     engine.stats = engine.make_stats(running=3, steps=10)
     monkeypatch.setattr(engine, "read_stats", asyncio.Event().wait)
     for _ in range(2):

@@ -18,12 +18,12 @@ from engine.client import EngineError
 from engine.messages import Ledger, RequestDelta
 from scheduler.request import FinishReason
 from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
-from server.metrics import QUEUE_FULL
-from server.output_text import OutputText, TextRules
-from server.prompt_reading import PromptReading
+from server.generation.output_text import OutputText, TextRules
+from server.generation.prompt_reading import PromptReading
+from server.generation.token_logprob import TokenLogprob
+from server.metrics.metrics import QUEUE_FULL
 from server.state import ServerState
 from server.text.tokenizer import Tokenizer
-from server.token_logprob import TokenLogprob
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False):

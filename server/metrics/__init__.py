@@ -1,0 +1,1 @@
+"""Prometheus metrics: what the API process counts, and what the engine tells."""
