@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from engine.histogram import Histogram
+from engine.page_messages import PageRead, PagesRead, ReadPage, ReadPages, ReadSequence
 from engine.sampling_params import SamplingParams, TokenLogprobs
 from scheduler.request import FinishReason, RequestStatus, WaitReason
 
@@ -99,9 +101,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreemptionNote(msgspec.Struct, frozen=True, kw_only=True):
-    """One preemption of a request: for whom (itself, where older ones kept their pages), how, and what it cost."""
+    """One preemption of a request: for whom (itself, where older ones kept their pages), how, and what it cost.
+
+    ``seconds`` is when it was, since the request arrived in the engine.
+    """
 
     requester: str
+    seconds: float
     kind: str
     cause: str
     pages_freed: int
@@ -111,9 +117,14 @@ class PreemptionNote(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """What a request cost: pages at their peak, pages x seconds, and tokens that were, or were not, computed for it.
 
-    ``draft_tokens`` were computed on a guess, and ``accepted_draft_tokens`` of them stood.
+    ``draft_tokens`` were computed on a guess, and ``accepted_draft_tokens`` of them stood. ``queue_seconds`` are from
+    arrival in the engine to the last start before the first token, ``prefill_seconds`` from there to that token and
+    ``decode_seconds`` from there to the end, all on the engine's clock; None for what it never came to.
     """
 
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
     peak_pages: int
     page_seconds: float
     cached_tokens: int
@@ -134,8 +145,9 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     of them before the first token or with it. ``embedding`` has the prompt's vector: little-endian
     float32 [hidden_size].
     ``logprob`` sums the log probabilities of ``token_ids`` where ``rank`` asked for it. ``ledger`` comes with the
-    last delta of a request that ran. ``failure`` explains a finish reason of ERROR. ``queue_position`` comes alone, to
-    requests that asked for it: 1 for the one that starts next.
+    last delta, whatever ended the request, unless it was refused or had an error before it was queued. ``failure``
+    explains a finish reason of ERROR. ``queue_position`` comes alone, to requests that asked for it: 1 for the one that
+    starts next.
     """
 
     request_id: str
@@ -150,6 +162,9 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ledger: Ledger | None = None
     failure: Failure | None = None
     queue_position: int | None = None
+
+
+STEP_PARTS = ("schedule", "model", "sample", "output")
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +196,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Pages: ``pages_free + sum(cached) + sum(held) == pages_total``. ``waiting_by_reason`` adds up to ``waiting``;
     ``queued_tokens`` are those that waiting requests have to compute. ``refusals`` are by RefusalReason.
+    ``wanted_pages`` are what the waiting request which goes next could not get, 0 where it waits for something else.
+    ``exhaustion_seconds``: until running requests have taken every page, growing as they do; None where they end
+    before. ``tenant_page_seconds`` adds up to ``page_seconds``. ``step_part_seconds`` adds up to ``step_seconds``, in
+    the parts STEP_PARTS. Histograms are of steps: their seconds, tokens and sequences.
     """
 
     pages_total: int
@@ -194,6 +213,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     waiting_by_reason: dict[str, int]
+    wanted_pages: int
+    exhaustion_seconds: float | None
     queued_tokens: int
     longest_wait_seconds: float
     preemptions: list[PreemptionCount]
@@ -209,8 +230,13 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int
     accepted_draft_tokens: int
     page_seconds: float
+    tenant_page_seconds: dict[str, float]
     steps: int
     step_seconds: float
+    step_part_seconds: dict[str, float]
+    step_durations: Histogram
+    step_tokens: Histogram
+    step_sequences: Histogram
     audit_failures: int
 
     @property
@@ -262,6 +288,21 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True, tag="explained"):
     explanation: RequestExplanation | None
 
 
+class SequenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sequence stands, what it has cost so far, and by layer group its page ids in the order of positions."""
+
+    explanation: RequestExplanation
+    ledger: Ledger
+    pages: dict[str, list[int]]
+
+
+class SequenceRead(msgspec.Struct, frozen=True, tag="sequence"):
+    """The answer to a `ReadSequence`: None for a sequence that is not known, or no longer."""
+
+    query_id: int
+    report: SequenceReport | None
+
+
 class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     """Progress of start-up: ``done`` of ``total`` bytes of the named stage."""
 
@@ -306,5 +347,16 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = TokenTable | EngineRequest | AbortRequests | ExplainRequest | ReadStats | Shutdown
-FromEngine = StepOutput | StatsRead | Explained | LoadProgress | EngineReady | EngineFailed
+ToEngine = (
+    TokenTable
+    | EngineRequest
+    | AbortRequests
+    | ExplainRequest
+    | ReadStats
+    | ReadPages
+    | ReadPage
+    | ReadSequence
+    | Shutdown
+)
+Answer = StatsRead | Explained | PagesRead | PageRead | SequenceRead
+FromEngine = StepOutput | Answer | LoadProgress | EngineReady | EngineFailed
