@@ -16,6 +16,7 @@ from server.grammar_checker import GrammarChecker
 from server.metrics.metrics import Metrics
 from server.openai.responses.response_store import ResponseStore
 from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
+from server.request_ends import RequestEnds
 from server.request_registry import RequestRegistry
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ REQUEST_BYTES_BESIDE_PROMPT = 64 * 1024
 
 @dataclass(slots=True)
 class ServerState:
-    """One served model and its engine.
+    """One served model and its engine; ``request_ends`` tells observers how sequences end in it.
 
     ``silence_limit``: seconds an engine with work may send nothing before /health calls it hung. ``draining``: a
     shutdown has begun, so that new requests are refused while running ones finish. ``stream_queue_position``: streams
@@ -53,6 +54,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
+    request_ends: RequestEnds = field(default_factory=RequestEnds)
     responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     metrics: Metrics = field(init=False)
