@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import enum
 import itertools
+import logging
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from block_manager.sizing import Capacity
 from engine.channel import LENGTH, decode_from_engine, frame
 from engine.collector import Collector
 from engine.config import EngineConfig
+from engine.log_format import tell
 from engine.messages import (
     AbortRequests,
     EngineFailed,
@@ -48,6 +50,8 @@ from engine.messages import (
 MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
 RESTART_WINDOW = 60.0
 CLOSE_TIMEOUT = 5.0
+
+logger = logging.getLogger("octavo.engine")
 
 
 class EngineState(enum.Enum):
@@ -199,7 +203,8 @@ class EngineClient:
         status = await self._reap()
         now = time.monotonic()
         self._deaths = [death for death in self._deaths if now - death < RESTART_WINDOW] + [now]
-        print(f"octavo: {reason} (status {status})", file=sys.stderr, flush=True)
+        fields = {"exit_status": status}
+        tell(logger, f"{reason} (status {status})", level=logging.ERROR, fields=fields)
         if len(self._deaths) > MAX_RESTARTS:
             died = f"it died {len(self._deaths)} times within {RESTART_WINDOW:g} seconds"
             self._give_up(f"the engine is not started again: {died}")
@@ -211,11 +216,11 @@ class EngineClient:
             await self._reap()
             self._give_up(f"the engine does not start again: {error}")
             return None
-        print("octavo: the engine serves again", file=sys.stderr, flush=True)
+        tell(logger, "the engine serves again")
         return reader
 
     def _give_up(self, reason: str) -> None:
-        print(f"octavo: {reason}; giving up", file=sys.stderr, flush=True)
+        tell(logger, f"{reason}; giving up", level=logging.ERROR)
         self.state = EngineState.FAILED
         self._gave_up.set()
 

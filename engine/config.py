@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from engine.errors import ConfigError
+from engine.log_format import LogFormat
 from models.checkpoint import Checkpoint, resolve_checkpoint
 from models.errors import CheckpointError
 
@@ -52,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``enforce_eager``: launch every step on a GPU kernel by kernel, without CUDA graphs. ``deterministic``: a request's
     logits have the same bits whatever runs beside it and however its prompt is cut, at some cost in speed.
+    ``log_format`` is that of what the engine's process writes to stderr.
     """
 
     model: str
@@ -86,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 4
     enforce_eager: bool = False
     deterministic: bool = False
+    log_format: LogFormat = LogFormat.TEXT
 
     @property
     def most_drafts(self) -> int:

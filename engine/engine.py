@@ -13,10 +13,9 @@ Contains failures: a step that raises fails the requests it ran, gives their pag
 
 from __future__ import annotations
 
+import logging
 import random
-import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from engine.deltas import drawn_delta, failed_delta, failure_of_draw, prompt_del
 from engine.draws import Constrain, Draws
 from engine.grammar_compiler import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
+from engine.log_format import tell
 from engine.logit_edits import LogitEditor
 from engine.messages import (
     EngineRequest,
@@ -53,6 +53,8 @@ from scheduler.scheduler import Scheduler
 MAX_FAILED_STEPS = 3
 STATS_INTERVAL_SECONDS = 0.5
 GRAMMAR_WAIT_SECONDS = 0.01  # that messages wait at most while there is nothing to do but to compile
+
+logger = logging.getLogger("octavo.engine")
 
 
 class EngineBroken(Exception):
@@ -246,7 +248,7 @@ class Engine:
             result = step.result.result()
             drawn = result.tokens()
         except Exception as error:
-            traceback.print_exception(error)
+            tell(logger, "a step failed", level=logging.ERROR, error=error)
             self._failed_steps += 1
             failure = Failure(
                 code="step_failed", message=f"the step failed: {type(error).__name__}: {error}", started=True
@@ -325,10 +327,10 @@ class Engine:
         problems = self.scheduler.blocks.audit()
         self._audit_failures += len(problems)
         for problem in problems:
-            print(f"octavo: page audit: {problem}", file=sys.stderr, flush=True)
+            tell(logger, f"page audit: {problem}", level=logging.ERROR)
         if problems:
             returned = self.scheduler.blocks.repair()
-            print(f"octavo: page audit: {len(returned)} pages returned to the pool", file=sys.stderr, flush=True)
+            tell(logger, f"page audit: {len(returned)} pages returned to the pool", level=logging.WARNING)
         return problems
 
     def explain(self, request_id: str) -> RequestExplanation | None:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 from typing import TYPE_CHECKING
 
 from engine.channel import Channel, ChannelClosed
+from engine.log_format import set_up_logging, tell
 from engine.messages import (
     AbortRequests,
     EngineFailed,
@@ -47,6 +48,7 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         config = channel.receive_config()
+        set_up_logging(config.log_format)
         # imported here, so that a wrong start fails fast and the import of torch is a stage with a time
         from engine.config import CheckpointError, ConfigError
         from engine.engine import EngineBroken
@@ -60,7 +62,7 @@ def main() -> int:
             channel.send(EngineFailed(str(error)))
             return 1
         except Exception as error:  # a kernel's compiler has errors of its own
-            traceback.print_exc()
+            tell(logging.getLogger("octavo.engine"), "the engine could not start", level=logging.ERROR, error=error)
             reason = str(error).partition("\n")[0]
             channel.send(EngineFailed(f"the engine could not start: {type(error).__name__}: {reason}"))
             return 1

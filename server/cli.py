@@ -20,6 +20,7 @@ from server.flags import (
     API_KEY_VARIABLE,
     add_chat_flags,
     add_engine_flags,
+    add_log_flags,
     add_model_flags,
     add_scheduling_flags,
     add_server_flags,
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if list(given[:1]) == ["simulate"]:
         _simulate(given[1:])
     parsed = _parser().parse_args(given)
-    logging.basicConfig(level=logging.WARNING, format="octavo: %(levelname)s: %(message)s")
+    from engine.log_format import LogFormat, set_up_logging
+
+    set_up_logging(LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)))
     try:
         return _run(parsed, began)
     except KeyboardInterrupt:
@@ -55,6 +58,7 @@ def _simulate(arguments: Sequence[str]) -> NoReturn:
 def _run(parsed: argparse.Namespace, began: float) -> int:
     from engine.client import EngineStartError
     from engine.config import CheckpointError, ConfigError
+    from engine.log_format import tell
     from server.batch.batch_line import BatchError
     from server.http.listener import ListenError
     from server.terminal.chat_source import ChatSourceError
@@ -72,7 +76,7 @@ def _run(parsed: argparse.Namespace, began: float) -> int:
         ListenError,
         TextError,
     ) as error:
-        print(f"octavo: {error}", file=sys.stderr, flush=True)
+        tell(logging.getLogger("octavo.server"), str(error), level=logging.ERROR)
         return 1
 
 
@@ -143,6 +147,7 @@ def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
     from engine.config import EngineConfig
+    from engine.log_format import LogFormat
     from server.tenant import tenant_name
 
     return EngineConfig(
@@ -177,6 +182,7 @@ def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
         num_speculative_tokens=parsed.num_speculative_tokens,
         enforce_eager=parsed.enforce_eager,
         deterministic=parsed.deterministic,
+        log_format=LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)),
     )
 
 
@@ -214,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_model_flags(serve)
     add_server_flags(serve)
+    add_log_flags(serve)
     add_engine_flags(serve)
     add_scheduling_flags(serve)
     serve.set_defaults(run=_serve)

@@ -93,6 +93,16 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_log_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("logs and traces")
+    flags.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="what is written to stderr: text, or one JSON object a line",
+    )
+
+
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("chat")
     flags.add_argument("--url", help="a running server to talk to; MODEL is then the name of a model there")

@@ -39,7 +39,7 @@ class ModelStart:
     def __init__(self, options: ModelOptions, checkpoint: Checkpoint, checkpoint_seconds: float) -> None:
         self.name = options.served_model_name or checkpoint.name
         self._options = options
-        self._bar = LoadingBar()
+        self._bar = LoadingBar(options.engine.log_format)
         self._seconds = {"checkpoint": checkpoint_seconds}
         config = msgspec.structs.replace(options.engine, model=str(checkpoint.path))
         self.client = EngineClient(config, on_progress=self._bar.update)

@@ -22,7 +22,7 @@ from engine.config import Checkpoint
 from server.http.listener import listen, url
 from server.model_start import ModelStart, find_checkpoint
 from server.options import ServeOptions
-from server.startup import say, startup_table
+from server.startup import say, say_started
 
 if TYPE_CHECKING:
     from server.http.http_server import HttpServer
@@ -66,7 +66,7 @@ async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listene
                 await finishing
             return 0
         ready, seconds = finishing.result()
-        say(startup_table(start.name, ready, seconds, time.monotonic() - began, url(listener)))
+        say_started(start.name, ready, seconds, time.monotonic() - began, url(listener))
         if await _unless(stop, asyncio.ensure_future(_until_over(http, start.client))):
             return 1  # a supervisor starts a new server; this one could only answer 503
         await _drain(state, options.shutdown_timeout)

@@ -1,16 +1,19 @@
 """What a user sees while a model loads: notices, a progress bar, and the table of what came of it.
 
-Knows words and units, not how anything is loaded. Everything goes to stderr.
+Knows words and units, not how anything is loaded. Everything goes to stderr, by way of the logs; where those are JSON
+the table is one record, and there is no bar.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping
+from typing import Any
 
 from tqdm import tqdm
 
 from engine.config import Checkpoint
+from engine.log_format import LogFormat, tell
 from engine.messages import EngineReady, LoadProgress
 
 BASE_MODEL_NOTICE = (
@@ -18,9 +21,12 @@ BASE_MODEL_NOTICE = (
 )
 
 
+logger = logging.getLogger("octavo.server")
+
+
 def say(line: str) -> None:
     """One line for the user."""
-    print(line, file=sys.stderr, flush=True)
+    tell(logger, line.removeprefix("octavo: "), text=line)
 
 
 def announce(checkpoint: Checkpoint) -> None:
@@ -32,9 +38,10 @@ def announce(checkpoint: Checkpoint) -> None:
 
 
 class LoadingBar:
-    """A progress bar for the stage that is loading; nothing where stderr is no terminal."""
+    """A progress bar for the stage that is loading; nothing where stderr is no terminal, or is read by a machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: LogFormat = LogFormat.TEXT) -> None:
+        self._disable = True if log_format is LogFormat.JSON else None  # None: where stderr is no terminal
         self._stage = ""
         self._bar: tqdm | None = None
 
@@ -43,7 +50,7 @@ class LoadingBar:
             self.close()
             self._stage = progress.stage
             self._bar = tqdm(
-                total=progress.total, desc=progress.stage, unit="B", unit_scale=True, leave=False, disable=None
+                total=progress.total, desc=progress.stage, unit="B", unit_scale=True, leave=False, disable=self._disable
             )
         self._bar.update(progress.done - self._bar.n)
 
@@ -51,6 +58,41 @@ class LoadingBar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def say_started(model: str, ready: EngineReady, seconds: Mapping[str, float], total: float, url: str) -> None:
+    """The server serves: the table as text, or the same as fields of one record. Arguments as of `startup_table`."""
+    table = startup_table(model, ready, seconds, total, url)
+    tell(logger, "serving", text=table, fields=startup_fields(model, ready, seconds, total, url))
+
+
+def startup_fields(
+    model: str, ready: EngineReady, seconds: Mapping[str, float], total: float, url: str
+) -> dict[str, Any]:
+    """What `startup_table` says, in plain numbers: bytes, pages, tokens and seconds."""
+    return {
+        "model": model,
+        "device": ready.device,
+        "threads": ready.threads,
+        "dtype": ready.dtype,
+        "attention": ready.attention_backend,
+        "weight_bytes": ready.weight_bytes,
+        "weight_form": ready.weight_form,
+        "kv_bytes": ready.kv_bytes,
+        "kv_dtype": ready.kv_dtype,
+        "pages": ready.num_pages,
+        "host_pages": ready.stats.host_pages_total,
+        "page_bytes": ready.page_bytes,
+        "block_size": ready.block_size,
+        "max_model_len": ready.max_model_len,
+        "max_num_seqs": ready.max_num_seqs,
+        "max_num_batched_tokens": ready.max_num_batched_tokens,
+        "num_speculative_tokens": ready.num_speculative_tokens,
+        "startup_seconds": round(total, 3),
+        "stage_seconds": {**seconds, **ready.stage_seconds},
+        "warnings": ready.warnings,
+        "url": f"{url}/v1",
+    }
 
 
 def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], total: float, url: str) -> str:

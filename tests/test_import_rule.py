@@ -25,7 +25,14 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "models": frozenset({"kernels"}),
     "engine": frozenset({"block_manager", "scheduler", "kernels", "models"}),
     "server": frozenset(
-        {"engine.client", "engine.messages", "engine.sampling_params", "engine.config", "scheduler.request"}
+        {
+            "engine.client",
+            "engine.messages",
+            "engine.sampling_params",
+            "engine.config",
+            "engine.log_format",
+            "scheduler.request",
+        }
     ),
     "benchmarks": frozenset(
         {

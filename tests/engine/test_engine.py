@@ -200,7 +200,7 @@ def test_g07_pages_are_found_under_the_same_salt_only(rig: Callable, model: Path
 
 
 def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
-    rig: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rig: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = rig(model)
     expected = engine.alone("before", PROMPT, 8)
@@ -212,7 +212,7 @@ def test_a_failed_step_fails_what_it_ran_and_trusts_none_of_it(
     assert engine.last("victim").finish_reason is FinishReason.ERROR
     assert engine.last("victim").failure.code == "step_failed"
     assert "ZeroDivisionError" in engine.last("victim").failure.message
-    assert "ZeroDivisionError" in capfd.readouterr().err
+    assert "ZeroDivisionError" in caplog.text
     assert engine.alone("after", PROMPT, 8) == expected
     assert engine.last("after").num_cached_tokens == 0
 
@@ -236,14 +236,14 @@ def test_a_failing_prompt_fails_all_its_samples_at_once_and_nobody_else(
 
 
 def test_an_audit_returns_leaked_pages_and_says_so(
-    rig: Callable, tiny_llama_dir: Path, capfd: pytest.CaptureFixture[str]
+    rig: Callable, tiny_llama_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = rig(tiny_llama_dir, num_gpu_blocks_override=40)
     expected = engine.alone("before", PROMPT, 8)
     blocks = engine.engine.scheduler.blocks
     blocks.pool._free_pages.remove(17)
     assert engine.engine.audit() != []
-    assert "page 17 is nowhere" in capfd.readouterr().err
+    assert "page 17 is nowhere" in caplog.text
     assert engine.engine.audit() == []
     assert engine.stats.audit_failures >= 1
     blocks.usage()

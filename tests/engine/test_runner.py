@@ -29,7 +29,7 @@ def test_steps_planned_ahead_read_the_tokens_of_the_step_before(rig: Callable, m
 
 
 def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
-    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = rig(tiny_llama_dir).alone("a", PROMPT, 8)
     engine = rig(tiny_llama_dir, async_scheduling=True)
@@ -51,5 +51,5 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     assert engine.last("victim").failure.code == "step_failed"
     assert engine.last("other").failure is None
     assert engine.tokens("other") == expected
-    errors = [line for line in capfd.readouterr().err.splitlines() if "Error: " in line]
+    errors = [line for line in caplog.text.splitlines() if "Error: " in line]
     assert errors == ["RuntimeError: the first decode"]  # the step behind it is none

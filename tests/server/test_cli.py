@@ -55,7 +55,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--engine-silence-limit --scheduling-policy --priority-aging --tenant-weights --long-prefill-token-threshold "
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
-        "--tool-call-parser --reasoning-parser"
+        "--tool-call-parser --reasoning-parser --log-format"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
