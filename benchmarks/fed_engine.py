@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 
 from engine.channel import Channel, ChannelClosed
+from engine.histogram import Histogram
 from engine.messages import (
     AbortRequests,
     EngineReady,
@@ -43,6 +44,9 @@ def _stats() -> EngineStats:
     group = GroupUsage(name="full", cached=0, held=0, bytes_held=0, shared=0, evicted=0, held_slots=0, wasted_slots=0)
     counts = dict.fromkeys(EngineStats.__struct_fields__, 0)
     lists = {"groups": [group], "preemptions": [], "waiting_by_reason": {}, "refusals": {}, "missed_prompt_tokens": {}}
+    none = Histogram.empty(())
+    steps = {"step_part_seconds": {}, "step_durations": none, "step_tokens": none, "step_sequences": none}
+    lists |= {"tenant_page_seconds": {}, **steps}
     return EngineStats(**(counts | {"pages_total": NUM_PAGES, "pages_free": NUM_PAGES} | lists))  # type: ignore[arg-type]
 
 

@@ -281,6 +281,10 @@ class BlockManager:
         """Every page, now: state, owners, fill; the source of a page map."""
         return ledger.snapshot(self.pool, self.groups, self.block_size, self.sequences.values())
 
+    def cached_seconds(self, page: int) -> float:
+        """Since the last holder of a cached page let go of it."""
+        return self._clock() - self.pool.pages.last_used(page)
+
     def audit(self) -> list[str]:
         """Account for every page; returns what is wrong, naming the owner, or an empty list."""
         swapped = {name: sequence.pages for name, sequence in self.swapped.items()}

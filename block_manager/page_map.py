@@ -58,6 +58,10 @@ class PageMap:
         """One of the page's holders; 0 when it has none."""
         return self._holders[page]
 
+    def last_used(self, page: int) -> float:
+        """When the last holder of a cached page let go of it, in the clock's seconds."""
+        return self._last_used[page]
+
     def problems(self, page: int, where: str, state: PageState, block: KVBlock | None) -> list[str]:
         """What the row of ``page``, which is part of ``block`` or else free, says wrongly."""
         shown = PageState(self._states[page])

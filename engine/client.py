@@ -25,11 +25,17 @@ import msgspec
 from block_manager.groups import plan_groups
 from block_manager.sizing import Capacity
 from engine.channel import LENGTH, decode_from_engine, frame
+from engine.client_errors import EngineDied as EngineDied
+from engine.client_errors import EngineError as EngineError
+from engine.client_errors import EngineStartError as EngineStartError
+from engine.client_errors import EngineUnavailable as EngineUnavailable
+from engine.client_errors import RequestTooLarge as RequestTooLarge
 from engine.collector import Collector
 from engine.config import EngineConfig
 from engine.log_format import tell
 from engine.messages import (
     AbortRequests,
+    Answer,
     EngineFailed,
     EngineReady,
     EngineRequest,
@@ -38,14 +44,18 @@ from engine.messages import (
     ExplainRequest,
     FromEngine,
     LoadProgress,
+    Query,
     ReadStats,
     RequestDelta,
     RequestExplanation,
+    SequenceRead,
+    SequenceReport,
     Shutdown,
     StatsRead,
     StepOutput,
     TokenTable,
 )
+from engine.page_messages import PageRead, PageRow, PagesRead, ReadPage, ReadPages, ReadSequence
 
 MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
 RESTART_WINDOW = 60.0
@@ -62,36 +72,23 @@ class EngineState(enum.Enum):
     CLOSED = "closed"
 
 
-class EngineError(Exception):
-    """Base of what the client raises; the message is fit for a user."""
-
-
-class EngineStartError(EngineError):
-    """The engine could not start."""
-
-
-class EngineUnavailable(EngineError):
-    """The engine is not serving now (starting, restarting, failed, closed): try again later."""
-
-
-class EngineDied(EngineError):
-    """The engine process ended while the request was in flight."""
-
-
-class RequestTooLarge(EngineError):
-    """The request can never run here. ``code`` is "context_length_exceeded" or "kv_capacity_exceeded"."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class EngineClient:
-    """One engine process and the requests in flight in it."""
+    """One engine process and the requests in flight in it.
+
+    ``on_end`` is called with the last delta of every sequence as the engine sent it, also where nobody reads it any
+    more, but not for what the engine's death ended. It must not raise.
+    """
 
     process_module = "engine.process"
 
-    def __init__(self, config: EngineConfig, *, on_progress: Callable[[LoadProgress], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+        on_end: Callable[[RequestDelta], None] | None = None,
+    ) -> None:
+        self.on_end = on_end
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
         self.stats: EngineStats | None = None
@@ -104,7 +101,7 @@ class EngineClient:
         self._collectors: dict[str, Collector] = {}
         self._unfollowed: set[str] = set()  # children whose deltas nobody reads yet
         self._query_ids = itertools.count(1)
-        self._queries: dict[int, asyncio.Future[StatsRead | Explained]] = {}
+        self._queries: dict[int, asyncio.Future[Answer]] = {}
         self._token_table: bytes | None = None  # as a frame
         self._knows_tokens = False  # this engine process
         self._gave_up = asyncio.Event()
@@ -184,13 +181,15 @@ class EngineClient:
             reason = "the engine process died"
             while (message := await _receive(current)) is not None:
                 self._last_heard = time.monotonic()
-                if isinstance(message, StatsRead | Explained):
+                if isinstance(message, Answer):
                     if isinstance(message, StatsRead):
                         self.stats = message.stats  # here, so that none overwrites what came later
                     self._answer(message)
                 elif isinstance(message, StepOutput):
                     self.stats = message.stats or self.stats
                     for delta in message.deltas:
+                        if delta.finish_reason is not None and self.on_end is not None:
+                            self.on_end(delta)
                         if (collector := self._collectors.get(delta.request_id)) is not None:
                             collector.put(delta)
                 elif isinstance(message, EngineFailed):
@@ -347,6 +346,27 @@ class EngineClient:
         assert isinstance(answer, StatsRead)
         return answer.stats
 
+    async def read_pages(self) -> PagesRead:
+        """Every page and sequence, now. Raises EngineUnavailable or EngineDied."""
+        answer = await self._ask(ReadPages)
+        assert isinstance(answer, PagesRead)
+        return answer
+
+    async def read_page(self, page: int) -> PageRow | None:
+        """One page, now; None where there is none of that number. Raises EngineUnavailable or EngineDied."""
+        answer = await self._ask(lambda query_id: ReadPage(query_id, page))
+        assert isinstance(answer, PageRead)
+        return answer.row
+
+    async def read_sequence(self, request_id: str) -> SequenceReport | None:
+        """One sequence, its pages and what it cost so far; None when the engine does not know it, or no longer.
+
+        Raises EngineUnavailable or EngineDied.
+        """
+        answer = await self._ask(lambda query_id: ReadSequence(query_id, request_id))
+        assert isinstance(answer, SequenceRead)
+        return answer.report
+
     @contextlib.contextmanager
     def _collecting(self, request_id: str) -> Iterator[Collector]:
         """What collects for a request; who stops reading before its end has aborted it."""
@@ -381,11 +401,11 @@ class EngineClient:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
 
-    async def _ask(self, make_query: Callable[[int], ExplainRequest | ReadStats]) -> StatsRead | Explained:
+    async def _ask(self, make_query: Callable[[int], Query]) -> Answer:
         """Send a query and wait for its answer, which comes between two steps."""
         self._serving()
         query_id = next(self._query_ids)
-        answer: asyncio.Future[StatsRead | Explained] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = answer
         self._send(make_query(query_id))
         try:
@@ -393,7 +413,7 @@ class EngineClient:
         finally:
             del self._queries[query_id]
 
-    def _answer(self, message: StatsRead | Explained) -> None:
+    def _answer(self, message: Answer) -> None:
         waiting = self._queries.get(message.query_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)

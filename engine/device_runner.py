@@ -76,6 +76,11 @@ class LaunchedStep:
     def seconds(self) -> float:
         return self.end.seconds_since(self.start)
 
+    @property
+    def sample_seconds(self) -> float:
+        """0: model and draw are one row of kernels, some of them in one graph, with no event between them."""
+        return 0.0
+
 
 class DeviceRunner:
     """Steps of up to ``max_num_seqs`` sequences over the pages of ``model``, on the device of ``stream``."""

@@ -36,14 +36,18 @@ from engine.messages import (
     Failure,
     RequestDelta,
     RequestExplanation,
+    SequenceReport,
     StepOutput,
 )
+from engine.page_messages import PageRow, PagesRead
+from engine.page_reports import read_page, read_pages, read_sequence
 from engine.prompt_reader import PromptPiece, PromptReaders
 from engine.prompt_states import PromptPart
 from engine.reports import request_explanation, scheduler_stats
 from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import DrawnToken, StepResult, StepRunner
+from engine.step_times import StepTimes
 from scheduler.batch import ScheduledBatch
 from scheduler.output import TokenOutput
 from scheduler.refusal import NeverFits, Refusal, RefusalReason
@@ -101,9 +105,8 @@ class Engine:
         self._positions: dict[str, int] = {}  # last told, of requests that asked
         self._pending: list[RequestDelta] = []  # decided outside a step
         self._under_way: _Step | None = None
-        self._steps = 0
+        self._times = StepTimes()
         self._failed_steps = 0
-        self._step_seconds = 0.0
         self._audit_failures = 0
         self._stats_sent = 0.0
 
@@ -209,23 +212,24 @@ class Engine:
         """Schedule, execute, account. Raises EngineBroken when steps fail one after the other."""
         if self._grammars:
             self._queue_compiled()
-        started = time.perf_counter()
+        self._times.begin()
         batch = self.scheduler.schedule()
         deltas, self._pending = self._pending, []
         deltas += [self._refused(refusal) for refusal in self.scheduler.take_refusals()]
         deltas += self._new_positions()
-        due = self._submit_step(batch) if batch else None
+        due = self._launch_step(batch) if batch else None
         if self._executor.overlaps:
             due, self._under_way = self._under_way, due
         if due is not None:
             deltas += self._finish_step(due)
-            self._steps += 1
-            self._step_seconds += time.perf_counter() - started
-            if self._audit_interval and self._steps % self._audit_interval == 0:
+            self._times.end(due.batch)
+            if self._audit_interval and self._times.steps % self._audit_interval == 0:
                 self.audit()
+        elif not batch:
+            self._times.drop()
         return StepOutput(deltas=deltas, stats=self._stats_at_times())
 
-    def _submit_step(self, batch: ScheduledBatch) -> _Step:
+    def _launch_step(self, batch: ScheduledBatch) -> _Step:
         draws = self._draws.of_step(batch)
         for name in draws.whole:
             if (request := self.scheduler.finish(name)) is not None:
@@ -234,7 +238,10 @@ class Engine:
         for name, error in draws.failed:
             self._fail_alone(name, error)
         parts = self._readers.parts(batch)
+        self._times.lap("schedule")
         launched = self._executor.submit(self.runner.launch, batch, draws.sampling, draws.edits, parts)
+        if self._executor.overlaps:
+            self._times.lap_of_wait()
         return _Step(batch, parts, launched)
 
     def _fail_alone(self, request_id: str, error: Exception) -> None:
@@ -248,17 +255,9 @@ class Engine:
             result = step.result.result()
             drawn = result.tokens()
         except Exception as error:
-            tell(logger, "a step failed", level=logging.ERROR, error=error)
-            self._failed_steps += 1
-            failure = Failure(
-                code="step_failed", message=f"the step failed: {type(error).__name__}: {error}", started=True
-            )
-            ended = self.scheduler.fail(step.batch)
-            for name in ended:
-                self._forget(name)
-            if self._failed_steps >= MAX_FAILED_STEPS:
-                raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
-            return [failed_delta(name, failure) for name in ended]
+            self._times.lap_of_wait()
+            return self._fail_step(step, error)
+        self._times.lap_of_wait(result.sample_seconds)
         self._failed_steps = 0
         self.scheduler.observe(step.batch, result.seconds)
         pieces = self._readers.take(step.batch, step.parts, result.states, self.scheduler.is_current)
@@ -269,7 +268,22 @@ class Engine:
             for output in outputs
         ]
         self._compiler.masks.begin()
-        return deltas + [prompt_delta(name, piece) for name, piece in pieces.items() if piece.logprobs]
+        deltas += [prompt_delta(name, piece) for name, piece in pieces.items() if piece.logprobs]
+        self._times.lap("output")
+        return deltas
+
+    def _fail_step(self, step: _Step, error: Exception) -> list[RequestDelta]:
+        """End all that a step ran; raises EngineBroken where too many have failed in a row."""
+        tell(logger, "a step failed", level=logging.ERROR, error=error)
+        self._failed_steps += 1
+        failure = Failure(code="step_failed", message=f"the step failed: {type(error).__name__}: {error}", started=True)
+        ended = self.scheduler.fail(step.batch)
+        for name in ended:
+            self._forget(name)
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
+        self._times.lap("output")
+        return [failed_delta(name, failure) for name in ended]
 
     def _delta(self, output: TokenOutput, drawn: DrawnToken | None, piece: PromptPiece | None) -> RequestDelta:
         reason = self._ending(output)
@@ -338,14 +352,25 @@ class Engine:
         explanation = self.scheduler.explain(request_id)
         return self._grammars.explain(request_id) if explanation is None else request_explanation(explanation)
 
+    def read_pages(self, query_id: int) -> PagesRead:
+        """Every page and sequence, now."""
+        return read_pages(query_id, self.scheduler, self._grammars)
+
+    def read_page(self, page: int) -> PageRow | None:
+        """One page, now; None where there is none of that number."""
+        return read_page(self.scheduler, page)
+
+    def read_sequence(self, request_id: str) -> SequenceReport | None:
+        """One sequence, now; None when it is not known, or no longer."""
+        return read_sequence(self.scheduler, self._grammars, request_id)
+
     def stats(self) -> EngineStats:
         """Pages, queues and counters, now."""
         return scheduler_stats(
             self.scheduler,
             self._grammars,
             page_bytes=self._page_bytes,
-            steps=self._steps,
-            step_seconds=self._step_seconds,
+            steps=self._times,
             audit_failures=self._audit_failures,
         )
 

@@ -17,6 +17,7 @@ import msgspec
 from engine.grammar_compiler import CompiledGrammar, GrammarCompiler
 from engine.grammar_source import GrammarError
 from engine.messages import EngineRequest, Failure, RequestExplanation
+from engine.page_messages import SequenceRow
 from scheduler.refusal import RefusalReason
 from scheduler.request import RequestStatus, WaitReason
 
@@ -63,6 +64,32 @@ class GrammarQueue:
     def longest_wait_seconds(self) -> float:
         """Since the arrival of the first; 0 when none waits."""
         return self._clock() - self._waiting[0].arrived if self._waiting else 0.0
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(len(one.names) for one in self._waiting)
+
+    def rows(self) -> list[SequenceRow]:
+        """Its sequences, none of which has a place among those that could start."""
+        now = self._clock()
+        return [
+            SequenceRow(
+                handle=0,
+                request_id=name,
+                tenant=one.request.tenant,
+                status=RequestStatus.WAITING,
+                seconds_since_arrival=now - one.arrived,
+                num_prompt_tokens=len(one.request.prompt_token_ids),
+                num_computed_tokens=0,
+                num_output_tokens=0,
+                held_pages=0,
+                num_preemptions=0,
+                wait_reason=WaitReason.GRAMMAR,
+                position=None,
+            )
+            for one in self._waiting
+            for name in one.names
+        ]
 
     def add(self, request: EngineRequest) -> None:
         """Have its grammar compiled. Raises ValueError for one that has none."""

@@ -120,6 +120,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     ``draft_tokens`` were computed on a guess, and ``accepted_draft_tokens`` of them stood. ``queue_seconds`` are from
     arrival in the engine to the last start before the first token, ``prefill_seconds`` from there to that token and
     ``decode_seconds`` from there to the end, all on the engine's clock; None for what it never came to.
+    The last of them that it came to lasts to the end, so that they add up.
     """
 
     queue_seconds: float | None
@@ -165,6 +166,12 @@ class RequestDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 STEP_PARTS = ("schedule", "model", "sample", "output")
+STEP_DURATION_BOUNDS = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.5, 1, 2, 5, 10, 20, 40, 80,
+)  # fmt: skip
+STEP_TOKENS_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_SEQUENCES_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,16 +354,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-ToEngine = (
-    TokenTable
-    | EngineRequest
-    | AbortRequests
-    | ExplainRequest
-    | ReadStats
-    | ReadPages
-    | ReadPage
-    | ReadSequence
-    | Shutdown
-)
+Query = ExplainRequest | ReadStats | ReadPages | ReadPage | ReadSequence
+ToEngine = TokenTable | EngineRequest | AbortRequests | Query | Shutdown
 Answer = StatsRead | Explained | PagesRead | PageRead | SequenceRead
 FromEngine = StepOutput | Answer | LoadProgress | EngineReady | EngineFailed

@@ -22,15 +22,18 @@ from engine.channel import Channel, ChannelClosed
 from engine.log_format import set_up_logging, tell
 from engine.messages import (
     AbortRequests,
+    Answer,
     EngineFailed,
     EngineRequest,
     Explained,
     ExplainRequest,
-    ReadStats,
+    Query,
+    SequenceRead,
     Shutdown,
     StatsRead,
     TokenTable,
 )
+from engine.page_messages import PageRead, ReadPage, ReadPages, ReadSequence
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -104,19 +107,29 @@ def run(engine: Engine, channel: Channel) -> None:
                 engine.use_tokens(message.tokens)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)
-            elif isinstance(message, ExplainRequest):
-                explanation = engine.explain(message.request_id)
-                channel.send(Explained(query_id=message.query_id, explanation=explanation))
-            elif isinstance(message, ReadStats):
-                channel.send(StatsRead(query_id=message.query_id, stats=engine.stats()))
             elif isinstance(message, Shutdown):
                 return
+            else:
+                channel.send(answer(engine, message))
         if engine.has_work:
             channel.send(engine.step())
             audited = False
         elif not messages and not audited:
             engine.audit()
             audited = True
+
+
+def answer(engine: Engine, query: Query) -> Answer:
+    """What a query asks for, as it is now."""
+    if isinstance(query, ExplainRequest):
+        return Explained(query_id=query.query_id, explanation=engine.explain(query.request_id))
+    if isinstance(query, ReadPages):
+        return engine.read_pages(query.query_id)
+    if isinstance(query, ReadPage):
+        return PageRead(query.query_id, engine.read_page(query.page))
+    if isinstance(query, ReadSequence):
+        return SequenceRead(query.query_id, engine.read_sequence(query.request_id))
+    return StatsRead(query_id=query.query_id, stats=engine.stats())
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from block_manager.prefix_index import MissReason
 from engine.grammar_queue import GrammarQueue
 from engine.messages import EngineStats, GroupUsage, Ledger, PreemptionCount, PreemptionNote, RequestExplanation
+from engine.step_times import StepTimes
 from scheduler.explanation import Explanation
+from scheduler.ledger import RequestLedger
 from scheduler.preemption_record import Preemption, PreemptionCause, PreemptionKind
 from scheduler.refusal import RefusalReason
 from scheduler.request import Request, WaitReason
@@ -19,8 +22,7 @@ def scheduler_stats(
     grammars: GrammarQueue,
     *,
     page_bytes: int,
-    steps: int,
-    step_seconds: float,
+    steps: StepTimes,
     audit_failures: int,
 ) -> EngineStats:
     """Pages, queues and counters, now. Looks at every open sequence, so not at every step."""
@@ -49,6 +51,8 @@ def scheduler_stats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting) + len(grammars),
         waiting_by_reason={reason.value: reasons[reason] for reason in WaitReason},
+        wanted_pages=scheduler.wanted_pages,
+        exhaustion_seconds=None,
         queued_tokens=scheduler.waiting.num_tokens,
         longest_wait_seconds=max(scheduler.longest_wait_seconds, grammars.longest_wait_seconds),
         oldest_cached_seconds=usage.oldest_cached_seconds,
@@ -67,21 +71,34 @@ def scheduler_stats(
         cached_prompt_tokens=counters.cached_prompt_tokens,
         missed_prompt_tokens={reason.value: counters.missed_tokens[reason] for reason in MissReason},
         page_seconds=counters.page_seconds,
+        tenant_page_seconds=dict(counters.tenant_page_seconds),
         recomputed_tokens=counters.recomputed_tokens,
         generation_tokens=counters.generation_tokens,
         drafts=counters.drafts,
         draft_tokens=counters.draft_tokens,
         accepted_draft_tokens=counters.accepted_draft_tokens,
-        steps=steps,
-        step_seconds=step_seconds,
+        steps=steps.steps,
+        step_seconds=steps.seconds,
+        step_part_seconds=dict(steps.parts),
+        step_durations=deepcopy(steps.durations),
+        step_tokens=deepcopy(steps.tokens),
+        step_sequences=deepcopy(steps.sequences),
         audit_failures=audit_failures,
     )
 
 
 def request_ledger(request: Request) -> Ledger:
     """What an ended request has cost."""
-    ledger = request.ledger
+    return ledger_report(request.ledger, request.ledger.phases.ended or 0.0)
+
+
+def ledger_report(ledger: RequestLedger, now: float) -> Ledger:
+    """What a request has cost up to ``now``, on the scheduler's clock."""
+    queue_seconds, prefill_seconds, decode_seconds = ledger.phases.seconds(now)
     return Ledger(
+        queue_seconds=queue_seconds,
+        prefill_seconds=prefill_seconds,
+        decode_seconds=decode_seconds,
         peak_pages=ledger.peak_pages,
         page_seconds=ledger.page_seconds,
         cached_tokens=ledger.cached_tokens,
@@ -89,8 +106,13 @@ def request_ledger(request: Request) -> Ledger:
         rotations=ledger.rotations,
         draft_tokens=ledger.draft_tokens,
         accepted_draft_tokens=ledger.accepted_draft_tokens,
-        preemptions=_notes(ledger.preemptions),
+        preemptions=_notes(ledger.preemptions, ledger.phases.arrived),
     )
+
+
+def grammar_ledger(seconds: float) -> Ledger:
+    """Of a request that has waited so long for its grammar, and nothing else."""
+    return ledger_report(RequestLedger(), seconds)
 
 
 def request_explanation(explanation: Explanation) -> RequestExplanation:
@@ -109,14 +131,15 @@ def request_explanation(explanation: Explanation) -> RequestExplanation:
         num_computed_tokens=explanation.num_computed_tokens,
         num_output_tokens=explanation.num_output_tokens,
         num_overtakers=explanation.num_overtakers,
-        preemptions=_notes(explanation.preemptions),
+        preemptions=_notes(explanation.preemptions, explanation.arrived),
     )
 
 
-def _notes(preemptions: Sequence[Preemption]) -> list[PreemptionNote]:
+def _notes(preemptions: Sequence[Preemption], arrived: float) -> list[PreemptionNote]:
     return [
         PreemptionNote(
             requester=one.requester,
+            seconds=one.at - arrived,
             kind=one.kind.value,
             cause=one.cause.value,
             pages_freed=one.pages_freed,

@@ -54,13 +54,17 @@ class Runner:
         states = read_prompts(self._model, hidden, batch, parts, torch.tensor) if parts else {}
         with torch.inference_mode():
             drawing = hidden.rows(step.logits_rows)
-        drawn = self._draw(batch, drawing, sampling, edits)
-        return FinishedStep(drawn, time.perf_counter() - started, states)
+        drawn, draw_began = self._draw(batch, drawing, sampling, edits)
+        ended = time.perf_counter()
+        return FinishedStep(drawn, ended - started, ended - draw_began, states)
 
     def _draw(
         self, batch: ScheduledBatch, hidden: Residual, sampling: Mapping[str, SamplingParams], edits: StepEdits
-    ) -> dict[str, DrawnToken]:
-        """The next tokens of a step, from the states of the tokens that they follow."""
+    ) -> tuple[dict[str, DrawnToken], float]:
+        """The next tokens of a step, from the states of the tokens that they follow; and when their logits were there.
+
+        A greedy token's are never there by themselves: the model tells only the largest.
+        """
         drawing = [
             (request, name, place)
             for request in batch.requests
@@ -72,8 +76,10 @@ class Runner:
         logits = None
         if not edits and all(one.temperature == 0.0 and not one.tells_logprobs for one in params):
             token_ids = self._model.greedy(hidden)[: len(drawing)].tolist()
+            began = time.perf_counter()
         else:
             logits = self._model.logits(hidden)[: len(drawing)]
+            began = time.perf_counter()
             draws = [
                 uniform_draw(one.seed or 0, request.output_index + place)
                 for one, (request, _, place) in zip(params, drawing, strict=True)
@@ -93,7 +99,7 @@ class Runner:
             for name, span in spans.items()
         }
         self._newest = {name: token.token_id for name, token in drawn.items()}
-        return drawn
+        return drawn, began
 
     @torch.inference_mode()
     def _sample(

@@ -58,6 +58,10 @@ class StepResult(Protocol):
     def seconds(self) -> float:
         """Time the step took where it ran."""
 
+    @property
+    def sample_seconds(self) -> float:
+        """Part of it, at its end, in which tokens were drawn from logits; 0 where that is not known apart."""
+
 
 class StepRunner(Protocol):
     """Runs steps in the order they are launched."""
@@ -81,6 +85,7 @@ class FinishedStep:
 
     drawn: dict[str, DrawnToken]
     seconds: float
+    sample_seconds: float
     states: Mapping[str, PromptStates]
 
     def tokens(self) -> dict[str, DrawnToken]:

@@ -31,7 +31,16 @@ class SchedulerCounters:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
-    page_seconds: float = 0.0
+    tenant_page_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def page_seconds(self) -> float:
+        """Of all tenants' requests that ended."""
+        return sum(self.tenant_page_seconds.values())
+
+    def count_page_seconds(self, tenant: str, page_seconds: float) -> None:
+        """A request of ``tenant`` ended."""
+        self.tenant_page_seconds[tenant] = self.tenant_page_seconds.get(tenant, 0.0) + page_seconds
 
     @property
     def num_preemptions(self) -> int:

@@ -14,11 +14,13 @@ class Explanation:
     """Where a request stands. Seconds are from now, or up to now; ``position`` is 1 for the one that goes first.
 
     ``wanted_pages`` are those it needs to start, those that running requests will need included.
+    ``arrived`` is on the scheduler's clock.
     """
 
     request_id: str
     status: RequestStatus
     seconds_since_arrival: float
+    arrived: float = 0.0
     position: int | None = None
     expected_start_seconds: float | None = None
     wait_reason: WaitReason | None = None
@@ -45,6 +47,7 @@ class Explanation:
         return cls(
             request_id=request.request_id,
             status=request.status,
+            arrived=request.arrived,
             seconds_since_arrival=seconds_since_arrival,
             position=position,
             expected_start_seconds=expected_start_seconds,

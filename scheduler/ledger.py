@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from block_manager.usage import SequenceUsage
+from scheduler.phases import RequestPhases
 from scheduler.preemption_record import Preemption
 
 
@@ -24,6 +25,7 @@ class RequestLedger:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     preemptions: list[Preemption] = field(default_factory=list)
+    phases: RequestPhases = field(default_factory=RequestPhases)
 
     def close_turn(self, usage: SequenceUsage) -> None:
         """It gave its pages back."""
@@ -39,4 +41,5 @@ class RequestLedger:
             peak_pages=max(self.peak_pages, usage.peak_pages),
             page_seconds=self.page_seconds + usage.page_seconds,
             preemptions=list(self.preemptions),
+            phases=replace(self.phases),
         )

@@ -147,8 +147,10 @@ class StepPlanner:
     def _start(self, request: Request, start: Start) -> None:
         self.waiting.remove(request)
         self.running.add(request)
+        now = self._clock()
+        request.ledger.phases.start(now)
         if request.started is None and start.match is not None:
-            request.started = self._clock()
+            request.started = now
             match = start.match
             request.num_cached_tokens = request.ledger.cached_tokens = match.num_tokens
             self._counters.prompt_tokens += request.num_prompt_tokens

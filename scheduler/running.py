@@ -31,6 +31,11 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def leaving(self) -> Iterator[Request]:
+        """Requests that have left, but whose pages a step under way reads."""
+        return iter(self._leaving.values())
+
     def add(self, request: Request) -> None:
         """A request runs, and its table is open."""
         insort(self._requests, request, key=_place)

@@ -30,7 +30,7 @@ from scheduler.output import TokenOutput
 from scheduler.planner import StepPlanner
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.refusal import Refusal, RefusalReason
-from scheduler.request import FinishReason, Request, RequestStatus
+from scheduler.request import FinishReason, Request, RequestStatus, WaitReason
 from scheduler.speculation import Speculation
 
 NO_DRAFTS: Mapping[str, int] = {}
@@ -91,7 +91,8 @@ class Scheduler:
         request.block_hashes.extend(request.token_ids)
         now = self._clock() if arrived is None else arrived
         for member in request.family:
-            member.arrived, member.order = now, next(self._orders)
+            member.arrived = member.ledger.phases.arrived = now
+            member.order = next(self._orders)
             member.lane, member.key = self.policy.lane(member), self.policy.key(member)
             self.policy.enter(member)
             self._requests[member.request_id] = member
@@ -119,7 +120,8 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.forget(request)
         self.policy.leave(request)
-        self.counters.page_seconds += request.ledger.page_seconds
+        request.ledger.phases.ended = self._clock()
+        self.counters.count_page_seconds(request.tenant, request.ledger.page_seconds)
         if request.children:
             self._promote_child(request)
         return request
@@ -160,6 +162,23 @@ class Scheduler:
             available_pages=self.blocks.available_pages,
         )
 
+    def now(self) -> float:
+        """The time on the clock that requests' times are on."""
+        return self._clock()
+
+    @property
+    def num_sequences(self) -> int:
+        """That run, wait or pend."""
+        return len(self._requests)
+
+    @property
+    def wanted_pages(self) -> int:
+        """What the waiting request which goes next could not get in the latest step; 0 where pages were not why."""
+        first = next(iter(self.waiting), None)
+        if first is None or self.planner.wait_reason(first) is not WaitReason.PAGES:
+            return 0
+        return first.wanted_pages
+
     @property
     def longest_wait_seconds(self) -> float:
         """Since the arrival of the waiting request that arrived first; 0 when none waits."""
@@ -192,6 +211,7 @@ class Scheduler:
         request with ``max_tokens`` 0 ends with its prompt.
         """
         self._steps_under_way -= 1
+        now = self._clock()
         outputs = []
         for share in batch.requests:
             request = self._settle(share)
@@ -207,9 +227,9 @@ class Scheduler:
             if share.samples:
                 # children take their share of the pages first: the token may be the parent's last
                 children = self._run_children(request) if request.children else ()
-                outputs.append(self._append(request, sampled[share.request_id], accepted))
+                outputs.append(self._append(request, now, sampled[share.request_id], accepted))
                 for child in children:
-                    outputs.append(self._append(child, sampled[child.request_id]))
+                    outputs.append(self._append(child, now, sampled[child.request_id]))
                 self.counters.generation_tokens += len(accepted) + 1 + len(children)
             elif request.max_tokens == 0 and request.num_computed_tokens == request.num_prompt_tokens:
                 outputs += self._end_unanswered(request)
@@ -289,7 +309,10 @@ class Scheduler:
         if share.samples and self.policy.charges:
             self.policy.charge(request, 0, len(share.sequence_ids) + num_accepted)
 
-    def _append(self, request: Request, token_id: int, accepted: tuple[int, ...] = ()) -> TokenOutput:
+    def _append(self, request: Request, now: float, token_id: int, accepted: tuple[int, ...] = ()) -> TokenOutput:
+        phases = request.ledger.phases
+        if phases.first_token is None:
+            phases.first_token = now
         request.token_ids.append(token_id)
         num_tokens = len(request.token_ids)
         if num_tokens > request.num_expected_tokens:
@@ -320,6 +343,7 @@ class Scheduler:
             child.restart(parent.num_computed_tokens)
             child.high_water = parent.num_computed_tokens
             child.started = parent.started
+            child.ledger.phases.started = parent.ledger.phases.started
             child.num_cached_tokens = 0  # the parent's hits, counted once
             self.running.add(child)
         return children

@@ -28,6 +28,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         {
             "engine.client",
             "engine.messages",
+            "engine.page_messages",
+            "engine.histogram",
             "engine.sampling_params",
             "engine.config",
             "engine.log_format",

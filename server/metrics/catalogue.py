@@ -6,6 +6,7 @@ never from a request; every name says its unit.
 
 from __future__ import annotations
 
+from engine.messages import STEP_DURATION_BOUNDS, STEP_SEQUENCES_BOUNDS, STEP_TOKENS_BOUNDS
 from server.metrics.metric_spec import MetricSpec, counter, gauge, histogram, info
 
 TTFT_BUCKETS = (
@@ -116,15 +117,9 @@ SPEC_ACCEPTED_TOKENS = counter("octavo_spec_accepted_tokens", "Guessed tokens th
 STEPS = counter("octavo_steps", "Steps the engine ran.")
 STEP_SECONDS = counter("octavo_step_seconds", "Seconds the engine spent in steps.")
 STEP_PART_SECONDS = counter("octavo_step_part_seconds", "Seconds the engine spent in parts of steps.", "part")
-STEP_DURATION = histogram("octavo_step_duration_seconds", "Seconds of one step.", ITL_BUCKETS)
-STEP_TOKENS = histogram(
-    "octavo_step_tokens",
-    "Tokens computed in one step.",
-    (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
-)
-STEP_SEQUENCES = histogram(
-    "octavo_step_sequences", "Sequences in one step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-)
+STEP_DURATION = histogram("octavo_step_duration_seconds", "Seconds of one step.", STEP_DURATION_BOUNDS)
+STEP_TOKENS = histogram("octavo_step_tokens", "Tokens computed in one step.", STEP_TOKENS_BOUNDS)
+STEP_SEQUENCES = histogram("octavo_step_sequences", "Sequences in one step.", STEP_SEQUENCES_BOUNDS)
 ENGINE_UP = gauge("octavo_engine_up", "1 while the engine serves.")
 ENGINE_RESTARTS = counter("octavo_engine_restarts", "Times the engine process died and was started again.")
 

@@ -16,7 +16,12 @@ from starlette.types import Message
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.histogram import Histogram
 from engine.messages import (
+    STEP_DURATION_BOUNDS,
+    STEP_PARTS,
+    STEP_SEQUENCES_BOUNDS,
+    STEP_TOKENS_BOUNDS,
     EngineReady,
     EngineRequest,
     EngineStats,
@@ -25,7 +30,9 @@ from engine.messages import (
     Ledger,
     RequestDelta,
     RequestExplanation,
+    SequenceReport,
 )
+from engine.page_messages import PageRow, PagesRead
 from engine.sampling_params import TokenLogprobs
 from scheduler.request import FinishReason
 from server.app import create_app
@@ -74,6 +81,8 @@ def make_stats(**changes: Any) -> EngineStats:
         "running": 0,
         "waiting": 0,
         "waiting_by_reason": {},
+        "wanted_pages": 0,
+        "exhaustion_seconds": None,
         "queued_tokens": 0,
         "longest_wait_seconds": 0.0,
         "preemptions": [],
@@ -89,11 +98,50 @@ def make_stats(**changes: Any) -> EngineStats:
         "draft_tokens": 0,
         "accepted_draft_tokens": 0,
         "page_seconds": 0.0,
+        "tenant_page_seconds": {},
         "steps": 0,
         "step_seconds": 0.0,
+        "step_part_seconds": dict.fromkeys(STEP_PARTS, 0.0),
+        "step_durations": Histogram.empty(STEP_DURATION_BOUNDS),
+        "step_tokens": Histogram.empty(STEP_TOKENS_BOUNDS),
+        "step_sequences": Histogram.empty(STEP_SEQUENCES_BOUNDS),
         "audit_failures": 0,
     }
     return EngineStats(**(fields | changes))
+
+
+def make_ledger(**changes: Any) -> Ledger:
+    """What a sequence cost that ran for a second, with nothing remarkable; ``changes`` say what else."""
+    fields: dict[str, Any] = {
+        "queue_seconds": 0.125,
+        "prefill_seconds": 0.25,
+        "decode_seconds": 0.625,
+        "peak_pages": 1,
+        "page_seconds": 0.5,
+        "cached_tokens": 0,
+        "recomputed_tokens": 0,
+        "rotations": 0,
+        "draft_tokens": 0,
+        "accepted_draft_tokens": 0,
+        "preemptions": [],
+    }
+    return Ledger(**(fields | changes))
+
+
+def make_pages_read(num_pages: int = NUM_PAGES, **changes: Any) -> PagesRead:
+    """Pages that are all free, and no sequences; ``changes`` say what else."""
+    fields: dict[str, Any] = {
+        "query_id": 1,
+        "group_names": ["full"],
+        "states": bytes(num_pages + 1),
+        "groups": bytes(num_pages + 1),
+        "fills": bytes(num_pages + 1),
+        "ref_counts": bytes(2 * (num_pages + 1)),
+        "holders": bytes(4 * (num_pages + 1)),
+        "sequences": [],
+        "num_sequences": 0,
+    }
+    return PagesRead(**(fields | changes))
 
 
 def make_ready(**changes: Any) -> EngineReady:
@@ -143,6 +191,8 @@ class ScriptedEngine(EngineClient):
     make_ready = staticmethod(make_ready)
     make_stats = staticmethod(make_stats)
     make_group = staticmethod(make_group)
+    make_ledger = staticmethod(make_ledger)
+    make_pages_read = staticmethod(make_pages_read)
     rate = staticmethod(rate)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -155,6 +205,11 @@ class ScriptedEngine(EngineClient):
         self.silence = 0.0
         self.explanations: dict[str, RequestExplanation] = {}
         self.measured: EngineStats | None = None  # what it says when asked; None: nothing new
+        self.pages = make_pages_read()
+        self.page_rows: dict[int, PageRow] = {}
+        self.reports: dict[str, SequenceReport] = {}
+        self.num_reads = 0  # of all pages
+        self.abort_ledger = make_ledger()  # that ``on_end`` gets with an abort
         self._playing: dict[str, list[Step]] = {}
 
     @property
@@ -212,6 +267,19 @@ class ScriptedEngine(EngineClient):
         self._serving()
         return self.explanations.get(request_id)
 
+    async def read_pages(self) -> PagesRead:
+        self._serving()
+        self.num_reads += 1
+        return self.pages
+
+    async def read_page(self, page: int) -> PageRow | None:
+        self._serving()
+        return self.page_rows.get(page)
+
+    async def read_sequence(self, request_id: str) -> SequenceReport | None:
+        self._serving()
+        return self.reports.get(request_id)
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[RequestDelta]:
         self._serving()
         self.requests.append(request)
@@ -255,6 +323,8 @@ class ScriptedEngine(EngineClient):
                     await step.wait()
                 elif isinstance(step, RequestDelta):
                     over = step.finish_reason is not None
+                    if over:
+                        self._tell_end(msgspec.structs.replace(step, request_id=request_id))
                     yield self._rated(request_id, step)
                 else:
                     step()
@@ -279,6 +349,15 @@ class ScriptedEngine(EngineClient):
     def _abandon(self, request_id: str) -> None:
         del self._collectors[request_id]
         self.aborted.append(request_id)
+        self._tell_end(
+            RequestDelta(
+                request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT, ledger=self.abort_ledger
+            )
+        )
+
+    def _tell_end(self, last: RequestDelta) -> None:
+        if self.on_end is not None:
+            self.on_end(last)
 
 
 @pytest.fixture(scope="session", name="rate")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Ledger, PreemptionNote
+from engine.messages import PreemptionNote
 from server.app import create_app
 from server.auth import ApiKeys
 
@@ -157,19 +157,9 @@ async def test_a_ledger_names_requests_of_the_same_key_only(guarded, engine, str
     other = (await guarded.completion()).json()["id"]
     guarded.http.headers.update(bearer(KEYS[0]))
     mine = (await guarded.completion()).json()["id"]
-    fields = {"kind": "swap", "cause": "decode", "pages_freed": 3, "tokens_to_recompute": 0}
+    fields = {"seconds": 1.5, "kind": "swap", "cause": "decode", "pages_freed": 3, "tokens_to_recompute": 0}
     notes = [PreemptionNote(requester=f"{name}-0-0", **fields) for name in (other, mine)]
-    ledger = Ledger(
-        peak_pages=1,
-        page_seconds=0.5,
-        cached_tokens=0,
-        recomputed_tokens=0,
-        rotations=0,
-        draft_tokens=0,
-        accepted_draft_tokens=0,
-        preemptions=notes,
-    )
-    engine.answer("abc", ledger=ledger)
+    engine.answer("abc", ledger=engine.make_ledger(preemptions=notes))
     response = await guarded.completion(include_ledger=True, stream=stream)
     body = guarded.events(response.text)[-2] if stream else response.json()
     requesters = [one.pop("requester") for one in body["choices"][0]["ledger"]["preemptions"]]

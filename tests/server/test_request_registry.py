@@ -18,7 +18,9 @@ def request(own: str, tenant: str = "key-1", chosen: str | None = None) -> InFli
 
 
 def note(requester: str) -> PreemptionNote:
-    return PreemptionNote(requester=requester, kind="recompute", cause="decode", pages_freed=1, tokens_to_recompute=2)
+    return PreemptionNote(
+        requester=requester, seconds=1.5, kind="recompute", cause="decode", pages_freed=1, tokens_to_recompute=2
+    )
 
 
 @pytest.mark.parametrize("name", ["cmpl-a", "mine", "cmpl-a-0-0", "cmpl-a-0-1"])
@@ -54,9 +56,7 @@ def test_a_tenant_reads_the_ids_of_its_own_requests_though_they_have_ended() -> 
     notes = [note("a-0-1"), note("b-0-0"), note("unknown-0-0")]
     assert [one.requester for one in registry.shown("key-1", notes)] == ["a-0-1", ANOTHER_REQUEST, ANOTHER_REQUEST]
     assert [one.requester for one in registry.shown("key-2", notes)] == [ANOTHER_REQUEST, "b-0-0", ANOTHER_REQUEST]
-    assert registry.shown("key-1", notes)[1] == PreemptionNote(
-        requester=ANOTHER_REQUEST, kind="recompute", cause="decode", pages_freed=1, tokens_to_recompute=2
-    )
+    assert registry.shown("key-1", notes)[1] == note(ANOTHER_REQUEST)
 
 
 def test_without_keys_every_id_is_shown() -> None:

@@ -8,6 +8,9 @@ from engine.messages import Ledger, PreemptionNote
 from scheduler.request import FinishReason
 
 LEDGER = Ledger(
+    queue_seconds=0.5,
+    prefill_seconds=0.25,
+    decode_seconds=None,
     peak_pages=7,
     page_seconds=1.5,
     cached_tokens=32,
@@ -17,11 +20,19 @@ LEDGER = Ledger(
     accepted_draft_tokens=5,
     preemptions=[
         PreemptionNote(
-            requester="cmpl-other-0-0", kind="recompute", cause="decode", pages_freed=3, tokens_to_recompute=4
+            requester="cmpl-other-0-0",
+            seconds=1.5,
+            kind="recompute",
+            cause="decode",
+            pages_freed=3,
+            tokens_to_recompute=4,
         )
     ],
 )
 LEDGER_FIELDS = {
+    "queue_seconds": 0.5,
+    "prefill_seconds": 0.25,
+    "decode_seconds": None,
     "peak_pages": 7,
     "page_seconds": 1.5,
     "cached_tokens": 32,
@@ -32,6 +43,7 @@ LEDGER_FIELDS = {
     "preemptions": [
         {
             "requester": "cmpl-other-0-0",
+            "seconds": 1.5,
             "kind": "recompute",
             "cause": "decode",
             "pages_freed": 3,

@@ -54,7 +54,9 @@ def running(request_id: str, **changes: Any) -> RequestExplanation:
 
 
 def note(requester: str) -> PreemptionNote:
-    return PreemptionNote(requester=requester, kind="swap", cause="prefill", pages_freed=5, tokens_to_recompute=0)
+    return PreemptionNote(
+        requester=requester, seconds=2.25, kind="swap", cause="prefill", pages_freed=5, tokens_to_recompute=0
+    )
 
 
 class Flights:
@@ -128,6 +130,7 @@ async def test_a_request_that_waits_says_why(api, engine, flights) -> None:
         "preemptions": [
             {
                 "requester": "cmpl-x-0-0",
+                "seconds": 2.25,
                 "kind": "swap",
                 "cause": "prefill",
                 "pages_freed": 5,
