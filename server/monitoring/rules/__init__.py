@@ -1,0 +1,1 @@
+"""Recording rules and alerts for Prometheus, from the catalogue."""
