@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from engine.client import EngineState
 from server.anthropic.messages import count_message_tokens, create_message
-from server.auth import RequireApiKey
+from server.auth import RequireKeys
+from server.dashboard.routes import add_dashboard_routes
 from server.errors import unavailable
 from server.http.body_limit import BodyLimit
 from server.http.error_answers import install_error_handlers
@@ -45,8 +46,9 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.add_middleware(ShowRequestId)
     app.add_middleware(BodyLimit, limit=state.body_limit)
-    if state.api_keys:
-        app.add_middleware(RequireApiKey, keys=state.api_keys)  # the outermost: nothing of a stranger is read
+    if state.api_keys or state.admin_key:
+        # the outermost: nothing of a stranger is read
+        app.add_middleware(RequireKeys, api_keys=state.api_keys, admin_key=state.admin_key)
     if state.allowed_origins:
         # further out still: browsers ask what is allowed without a key, and read no answer that does not say so
         app.add_middleware(
@@ -155,4 +157,5 @@ def create_app(state: ServerState) -> FastAPI:
     async def server_version() -> Response:
         return Response(orjson.dumps({"version": version}), media_type="application/json")
 
+    add_dashboard_routes(app, state)
     return app

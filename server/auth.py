@@ -1,8 +1,9 @@
-"""API keys: who may use the API, as which tenant, and whose cached prompts are whose.
+"""Keys: who may use the API, as which tenant, and whose cached prompts are whose; and who may see the page map.
 
 Knows keys by their digests only. Invariants: a key is compared in a time that tells nothing of it, and is neither
 logged nor sent anywhere; requests under different keys never have the same salt, so that none finds another's pages,
-and cannot measure by time or by count what another has sent.
+and cannot measure by time or by count what another has sent; an API key opens nothing of the page map, and the admin
+key nothing of the API.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from server.http.error_answers import error_response
 from server.tenant import NO_TENANT, tenant_name
 
 TEXT_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})  # what is guarded beside /v1
+
+DASHBOARD_DATA = "/dashboard/"  # the page at /dashboard itself holds none
 
 SALT_DOMAIN = b"octavo cache salt of an API key\0"
 
@@ -66,10 +69,9 @@ class ApiKeys:
     def _find(self, authorization: str | None) -> _Key | None:
         if not self._keys:
             return None
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        presented = _presented(authorization)
+        if presented is None:
             raise _unauthorized("an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY")
-        presented = _digest(key.strip().encode())
         found = None
         for known in self._keys:  # all of them, whichever fits
             if hmac.compare_digest(known.digest, presented):
@@ -79,37 +81,72 @@ class ApiKeys:
         return found
 
 
+class AdminKey:
+    """The key to the data of the page map; without one, `check` lets everybody pass."""
+
+    def __init__(self, key: str | None = None) -> None:
+        self._digest = None if key is None else _digest(key.encode())
+
+    def __bool__(self) -> bool:
+        return self._digest is not None
+
+    def check(self, authorization: str | None) -> None:
+        """ApiError 401 when there is a key and the header does not have it."""
+        if self._digest is None:
+            return
+        presented = _presented(authorization)
+        if presented is None:
+            message = "the admin key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY"
+            raise _unauthorized(message, "invalid_admin_key")
+        if not hmac.compare_digest(self._digest, presented):
+            raise _unauthorized("this is not the admin key of this server", "invalid_admin_key")
+
+
+def _presented(authorization: str | None) -> bytes | None:
+    """The digest of the key in a header; None where it has none."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return _digest(key.strip().encode()) if scheme.lower() == "bearer" and key.strip() else None
+
+
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _unauthorized(message: str) -> ApiError:
-    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
 
 
-class RequireApiKey:
-    """ASGI middleware: answers 401 to a request for the API without a valid key, before its body is read.
+class RequireKeys:
+    """ASGI middleware: refuses a request without a valid key for its path, before its body is read.
 
     A key in the header x-api-key, where clients of /v1/messages put it, is taken for one in Authorization.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, *, api_keys: ApiKeys, admin_key: AdminKey) -> None:
         self._app = app
-        self._keys = keys
+        self._api_keys = api_keys
+        self._admin_key = admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _is_guarded(scope["path"]):
+        if scope["type"] == "http":
             scope = _with_authorization(scope)
             try:
-                self._keys.check(_header(scope, b"authorization"))
+                self._check(scope["path"], _header(scope, b"authorization"))
             except ApiError as error:
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-
-def _is_guarded(path: str) -> bool:
-    return path == "/v1" or path.startswith("/v1/") or path in TEXT_PATHS
+    def _check(self, path: str, authorization: str | None) -> None:
+        if path == "/v1" or path.startswith("/v1/") or path in TEXT_PATHS:
+            self._api_keys.check(authorization)
+        elif path.startswith(DASHBOARD_DATA):
+            if self._api_keys and not self._admin_key:
+                message = (
+                    "the page map shows the requests of all API keys: start the server with --admin-key to open it"
+                )
+                raise ApiError(403, message, code="admin_key_needed")
+            self._admin_key.check(authorization)
 
 
 def _with_authorization(scope: Scope) -> Scope:

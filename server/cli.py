@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from server.flags import (
+    ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
     add_chat_flags,
     add_engine_flags,
@@ -101,6 +102,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         stream_queue_position=parsed.stream_queue_position,
         allowed_origins=tuple(parsed.allowed_origin),
         api_keys=(*parsed.api_key, *_keys_of_environment()),
+        admin_key=os.environ.get(ADMIN_KEY_VARIABLE) or None if parsed.admin_key is None else parsed.admin_key,
         engine=_engine_config(parsed),
     )
 

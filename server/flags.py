@@ -9,6 +9,7 @@ import argparse
 
 DEFAULT_PORT = 8000
 API_KEY_VARIABLE = "OCTAVO_API_KEY"
+ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +62,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"key that requests to /v1 must bring, one of several if given more than once; {API_KEY_VARIABLE} may "
         "name more, separated by commas, and keeps them out of the process list",
+    )
+    flags.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help="key that the page map at /dashboard asks for; without one it is open, unless there are API keys: then it "
+        f"stays shut. {ADMIN_KEY_VARIABLE} may hold it instead",
     )
     flags.add_argument(
         "--max-request-bytes",

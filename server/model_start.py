@@ -49,7 +49,7 @@ class ModelStart:
     def state(self) -> ServerState:
         """A state of this model, which says that it is not ready until `finish` has returned."""
         # here and not above: whoever imports the HTTP stack in a thread must not be held up by this module
-        from server.auth import ApiKeys
+        from server.auth import AdminKey, ApiKeys
         from server.state import ServerState
 
         options = self._options
@@ -59,6 +59,7 @@ class ModelStart:
             silence_limit=options.silence_limit,
             max_request_bytes=options.max_request_bytes,
             api_keys=ApiKeys(options.api_keys),
+            admin_key=AdminKey(options.admin_key),
             scheduling_policy=options.engine.scheduling_policy,
             stream_queue_position=options.stream_queue_position,
             allowed_origins=options.allowed_origins,

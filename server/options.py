@@ -35,6 +35,7 @@ class ModelOptions:
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     engine: EngineConfig
 
     def validate(self) -> None:
@@ -50,8 +51,9 @@ class ModelOptions:
         if not self.silence_limit > 0:
             raise ConfigError(f"--engine-silence-limit {self.silence_limit}: must be above 0")
         for key in self.api_keys:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError("--api-key: a key is one or more printable ASCII characters without spaces")
+            _check_key("--api-key", key)
+        if self.admin_key is not None:
+            _check_key("--admin-key", self.admin_key)
         for origin in self.allowed_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ConfigError(f"--allowed-origin {origin}: must be * or like https://example.com, without a path")
@@ -63,6 +65,11 @@ class ModelOptions:
                 f"--tenant-weights: {len(weights)} weights for {len(self.api_keys)} API keys: give one each"
             )
         self.engine.validate()
+
+
+def _check_key(flag: str, key: str) -> None:
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"{flag}: a key is one or more printable ASCII characters without spaces")
 
 
 def _check_parser(flag: str, name: str, known: Collection[str]) -> None:

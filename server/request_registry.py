@@ -78,6 +78,15 @@ class RequestRegistry:
                 return None
         return request if request.tenant == tenant else None
 
+    def shown_id(self, sequence_id: str) -> str:
+        """What the client of a sequence knows its request by; the sequence's own id where that is not remembered."""
+        request = self._requests.get(_request_of(sequence_id))
+        return sequence_id if request is None else request.request_id.shown
+
+    def tenant_of(self, sequence_id: str) -> str:
+        """Whose a sequence of one of the latest requests is; NO_TENANT where that is not remembered."""
+        return self._tenants.get(_request_of(sequence_id), NO_TENANT)
+
     def oldest(self, tenant: str, limit: int) -> list[InFlightRequest]:
         """At most ``limit`` requests of ``tenant``, in the order they came."""
         return list(islice((one for one in self._requests.values() if one.tenant == tenant), limit))

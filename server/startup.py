@@ -118,5 +118,6 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
         ("start-up", f"{total:.1f} s: " + ", ".join(f"{stage} {took:.1f}" for stage, took in stages.items())),
         *(("warning", warning) for warning in ready.warnings),
         ("serving", f"{url}/v1"),
+        ("page map", f"{url}/dashboard"),
     ]
     return "\n".join(f"  {name:<12} {value}" for name, value in rows)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from engine.client import EngineClient, EngineState
 from engine.messages import EngineReady
-from server.auth import ApiKeys
+from server.auth import AdminKey, ApiKeys
+from server.dashboard.page_map_feed import PageMapFeed
 from server.errors import model_not_found, unavailable
 from server.grammar_checker import GrammarChecker
 from server.metrics.metrics import Metrics
@@ -48,6 +49,7 @@ class ServerState:
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     max_request_bytes: int | None = None
     api_keys: ApiKeys = field(default_factory=ApiKeys)
+    admin_key: AdminKey = field(default_factory=AdminKey)
     scheduling_policy: str = "fcfs"
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
@@ -58,9 +60,11 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     metrics: Metrics = field(init=False)
+    page_map: PageMapFeed = field(init=False)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.client)
+        self.page_map = PageMapFeed(self.client, self.requests, self.served_model_name)
 
     @property
     def is_ready(self) -> bool:

@@ -41,10 +41,12 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
+        self._page_map = state.page_map
         self._server = _Uvicorn(config)
         self.serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def close(self) -> None:
-        """Answer what is being answered, for a few seconds at most, then stop."""
+        """Answer what is being answered, for a few seconds at most, then stop; who watches is told that it is over."""
+        self._page_map.close()
         self._server.should_exit = True
         await self.serving

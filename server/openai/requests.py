@@ -17,16 +17,15 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.client import EngineError
 from engine.messages import PreemptionNote, RequestExplanation
-from scheduler.request import RequestStatus, WaitReason
-from server.errors import ApiError, from_engine, unavailable
+from scheduler.request import RequestStatus
+from server.engine_answer import engine_answer, place_fields, token_fields
+from server.errors import ApiError
 from server.request_registry import InFlightRequest
 from server.state import ServerState
 
 MAX_LISTED = 50
 MAX_EXPLAINED = 32  # open sequences of one request
-ANSWER_SECONDS = 10.0  # that the engine has to answer; the longest step takes less
 STATUS_ORDER = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PENDING)  # the first of any speaks for all
 
 
@@ -71,8 +70,6 @@ def _body(state: ServerState, found: InFlightRequest, explanations: Sequence[Req
     [first, *_] = waiting or running or explanations
     statuses = Counter(one.status.value for one in explanations)
     status = next(one for one in STATUS_ORDER if one.value in statuses)
-    lacks_pages = first.wait_reason is WaitReason.PAGES  # else nobody asked how many it wants
-    start = first.expected_start_seconds
     notes = list(chain.from_iterable(one.preemptions for one in explanations))
     return {
         **_names(found),
@@ -80,16 +77,8 @@ def _body(state: ServerState, found: InFlightRequest, explanations: Sequence[Req
         "status": status.value,
         "age_seconds": _age(found),
         "text": _text(first, state.requests.shown(found.tenant, first.preemptions)),
-        "position": first.position,
-        "expected_start_seconds": None if start is None else round(start, 3),
-        "wait_reason": first.wait_reason,
-        "wanted_pages": first.wanted_pages if lacks_pages else None,
-        "available_pages": first.available_pages,
-        "tokens": {
-            "total": sum(one.num_tokens for one in explanations),
-            "computed": sum(one.num_computed_tokens for one in explanations),
-            "generated": sum(one.num_output_tokens for one in explanations),
-        },
+        **place_fields(first),
+        "tokens": token_fields(explanations),
         "sequences": {one.value: statuses[one.value] for one in STATUS_ORDER},
         "preemptions": msgspec.to_builtins(state.requests.shown(found.tenant, notes)),
     }
@@ -114,13 +103,7 @@ def _age(one: InFlightRequest) -> float:
 
 async def _explain(state: ServerState, sequence_ids: Sequence[str]) -> list[RequestExplanation | None]:
     """What the engine says of each, asked all at once, so that one pause between steps is enough."""
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            return await asyncio.gather(*(state.client.explain(name) for name in sequence_ids))
-    except EngineError as error:
-        raise from_engine(error) from None
-    except TimeoutError:
-        raise unavailable(f"the engine has not answered for {ANSWER_SECONDS:g} seconds", "engine_silent") from None
+    return await engine_answer(asyncio.gather(*(state.client.explain(name) for name in sequence_ids)))
 
 
 def _not_found(name: str) -> ApiError:

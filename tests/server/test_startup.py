@@ -29,6 +29,7 @@ def test_the_table_says_what_was_loaded_where_and_how_long_it_took(engine) -> No
         "start-up": "3.1 s: tokenizer 0.2, weights 1.5",
         "warning": "20 pages hold 319 tokens at most",
         "serving": "http://127.0.0.1:8000/v1",
+        "page map": "http://127.0.0.1:8000/dashboard",
     }
 
 

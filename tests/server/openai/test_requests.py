@@ -11,9 +11,9 @@ import pytest
 from engine.client import EngineState
 from engine.messages import PreemptionNote, RequestExplanation
 from scheduler.request import RequestStatus, WaitReason
+from server import engine_answer
 from server.app import create_app
 from server.auth import ApiKeys
-from server.openai import requests as module
 from server.openai.requests import MAX_EXPLAINED, MAX_LISTED
 from server.request_registry import ANOTHER_REQUEST
 
@@ -310,7 +310,7 @@ async def test_an_engine_that_does_not_serve_is_a_503(api, engine, flights) -> N
 
 async def test_an_engine_that_does_not_answer_is_a_503(api, engine, flights, monkeypatch) -> None:
     [name] = await flights.start()
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(engine_answer, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(engine, "explain", lambda name: asyncio.Event().wait())
     api.assert_error(await api.http.get(f"/v1/requests/{name}"), 503, code="engine_silent")
 
