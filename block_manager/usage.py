@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from functools import cached_property
 
 from block_manager.page_map import PageColumns, PageState
 
@@ -99,8 +98,7 @@ class PageSnapshot:
     """Every page at one moment, in columns: the source of a live page map.
 
     ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence. ``tables`` has the
-    page ids of each sequence, one array per group, where some pages are shared: `shared_owners` comes from it, once it
-    is asked for.
+    page ids of each sequence, one array per group, where some pages are shared.
     """
 
     columns: PageColumns
@@ -109,26 +107,16 @@ class PageSnapshot:
     owner_names: dict[int, str]
     tables: dict[str, tuple[array[int], ...]]
 
-    @cached_property
-    def shared_owners(self) -> dict[int, tuple[str, ...]]:
-        """Page to owners, sorted, of pages that have more than one."""
-        ref_counts = self.columns.ref_counts
-        owners: dict[int, list[str]] = {}
-        for name in sorted(self.tables):
-            for table in self.tables[name]:
-                for page in table:
-                    if ref_counts[page] > 1:
-                        owners.setdefault(page, []).append(name)
-        return {page: tuple(names) for page, names in owners.items()}
-
     def row(self, page: int) -> PageRow:
         """One page, with names for handles."""
         columns = self.columns
         state = PageState(columns.states[page])
         owners: tuple[str, ...] = ()
-        if state is PageState.HELD:
-            alone = columns.ref_counts[page] == 1
-            owners = (self.owner_names[columns.holders[page]],) if alone else self.shared_owners[page]
+        if state is PageState.HELD and columns.ref_counts[page] == 1:
+            owners = (self.owner_names[columns.holders[page]],)
+        elif state is PageState.HELD:
+            group = columns.groups[page]
+            owners = tuple(name for name in sorted(self.tables) if page in self.tables[name][group])
         return PageRow(
             page=page,
             state=state,

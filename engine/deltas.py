@@ -6,9 +6,9 @@ import traceback
 
 from engine.grammar_source import GrammarError
 from engine.logit_edits import NothingAllowed
-from engine.messages import Failure, RequestDelta
+from engine.messages import Failure, Ledger, RequestDelta
 from engine.prompt_reader import PromptPiece
-from engine.reports import request_ledger
+from engine.reports import ledger_report
 from engine.step_result import DrawnToken
 from scheduler.output import TokenOutput
 from scheduler.refusal import Refusal
@@ -31,7 +31,7 @@ def drawn_delta(
         logprobs=[] if drawn is None else list(drawn.logprobs),
         prompt_logprobs=[] if piece is None else piece.logprobs,
         embedding=None if piece is None else piece.embedding,
-        ledger=None if reason is None else request_ledger(request),
+        ledger=None if reason is None else ledger_report(request.ledger),
     )
 
 
@@ -47,13 +47,20 @@ def whole_delta(request: Request) -> RequestDelta:
         token_ids=[],
         finish_reason=FinishReason.STOP,
         num_cached_tokens=request.num_cached_tokens or 0,
-        ledger=request_ledger(request),
+        ledger=ledger_report(request.ledger),
     )
 
 
-def failed_delta(request_id: str, failure: Failure) -> RequestDelta:
-    """An end without a result."""
-    return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, failure=failure)
+def failed_delta(request_id: str, failure: Failure, ledger: Ledger | None = None) -> RequestDelta:
+    """An end without a result; ``ledger`` is of a request that was queued."""
+    return RequestDelta(
+        request_id=request_id, token_ids=[], finish_reason=FinishReason.ERROR, failure=failure, ledger=ledger
+    )
+
+
+def aborted_delta(request_id: str, ledger: Ledger) -> RequestDelta:
+    """An end that was asked for."""
+    return RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT, ledger=ledger)
 
 
 def refused_delta(refusal: Refusal) -> RequestDelta:
@@ -61,7 +68,8 @@ def refused_delta(refusal: Refusal) -> RequestDelta:
     failure = Failure(
         code=refusal.reason.value, message=refusal.message, started=refusal.started, retry_after=refusal.retry_after
     )
-    return failed_delta(refusal.request_id, failure)
+    ledger = None if refusal.ledger is None else ledger_report(refusal.ledger)
+    return failed_delta(refusal.request_id, failure, ledger)
 
 
 def failure_of_draw(error: Exception) -> Failure:

@@ -24,7 +24,15 @@ from functools import partial
 import msgspec
 
 from block_manager.hashing import BlockHashes
-from engine.deltas import drawn_delta, failed_delta, failure_of_draw, prompt_delta, refused_delta, whole_delta
+from engine.deltas import (
+    aborted_delta,
+    drawn_delta,
+    failed_delta,
+    failure_of_draw,
+    prompt_delta,
+    refused_delta,
+    whole_delta,
+)
 from engine.draws import Constrain, Draws
 from engine.grammar_compiler import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
@@ -43,7 +51,7 @@ from engine.page_messages import PageRow, PagesRead
 from engine.page_reports import read_page, read_pages, read_sequence
 from engine.prompt_reader import PromptPiece, PromptReaders
 from engine.prompt_states import PromptPart
-from engine.reports import request_explanation, scheduler_stats
+from engine.reports import grammar_ledger, ledger_report, request_explanation, scheduler_stats
 from engine.sampling_params import SamplingParams
 from engine.step_executor import InlineExecutor, StepExecutor
 from engine.step_result import DrawnToken, StepResult, StepRunner
@@ -142,10 +150,12 @@ class Engine:
         for one in self._grammars.take_compiled():
             draws_eos = not one.request.sampling.ignore_eos
             self._queue(one.request, partial(one.grammar.matcher, draws_eos=draws_eos), one.arrived)
-        for name, failure in self._grammars.take_refused():
-            if failure.code in (RefusalReason.TIMEOUT.value, RefusalReason.QUEUE_TIMEOUT.value):
-                self.scheduler.counters.refusals[RefusalReason(failure.code)] += 1
-            self._pending.append(failed_delta(name, failure))
+        for refused in self._grammars.take_refused():
+            ledger = None
+            if refused.was_late:
+                self.scheduler.counters.refusals[RefusalReason(refused.failure.code)] += 1
+                ledger = grammar_ledger(refused.waited)
+            self._pending.append(failed_delta(refused.request_id, refused.failure, ledger))
 
     def _queue(
         self,
@@ -200,11 +210,14 @@ class Engine:
     def abort(self, request_ids: list[str]) -> None:
         """End these requests, in whatever state they are; ids that have ended or never were are ignored."""
         for request_id in request_ids:
-            if self.scheduler.finish(request_id) is not None or self._grammars.remove(request_id):
-                self._forget(request_id)
-                self._pending.append(
-                    RequestDelta(request_id=request_id, token_ids=[], finish_reason=FinishReason.ABORT)
-                )
+            if (request := self.scheduler.finish(request_id)) is not None:
+                ledger = ledger_report(request.ledger)
+            elif (waited := self._grammars.remove(request_id)) is not None:
+                ledger = grammar_ledger(waited)
+            else:
+                continue
+            self._forget(request_id)
+            self._pending.append(aborted_delta(request_id, ledger))
 
     # ---- steps
 
@@ -246,9 +259,10 @@ class Engine:
 
     def _fail_alone(self, request_id: str, error: Exception) -> None:
         """End a request that nobody else shares the fault of; the next step's output says so."""
-        self.scheduler.finish(request_id)
+        request = self.scheduler.finish(request_id)
         self._forget(request_id)
-        self._pending.append(failed_delta(request_id, failure_of_draw(error)))
+        ledger = None if request is None else ledger_report(request.ledger)
+        self._pending.append(failed_delta(request_id, failure_of_draw(error), ledger))
 
     def _finish_step(self, step: _Step) -> list[RequestDelta]:
         try:
@@ -278,12 +292,12 @@ class Engine:
         self._failed_steps += 1
         failure = Failure(code="step_failed", message=f"the step failed: {type(error).__name__}: {error}", started=True)
         ended = self.scheduler.fail(step.batch)
-        for name in ended:
-            self._forget(name)
+        for request in ended:
+            self._forget(request.request_id)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise EngineBroken(f"{self._failed_steps} steps failed in a row; the last with: {error!r}") from error
         self._times.lap("output")
-        return [failed_delta(name, failure) for name in ended]
+        return [failed_delta(one.request_id, failure, ledger_report(one.ledger)) for one in ended]
 
     def _delta(self, output: TokenOutput, drawn: DrawnToken | None, piece: PromptPiece | None) -> RequestDelta:
         reason = self._ending(output)

@@ -31,6 +31,20 @@ class CompiledRequest:
     arrived: float
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedSequence:
+    """A sequence that will never run, why, and how many seconds it waited here."""
+
+    request_id: str
+    failure: Failure
+    waited: float
+
+    @property
+    def was_late(self) -> bool:
+        """Whether only its time was over; else its grammar is at fault."""
+        return self.failure.code in (RefusalReason.TIMEOUT.value, RefusalReason.QUEUE_TIMEOUT.value)
+
+
 @dataclass(slots=True)
 class _Waiting:
     request: EngineRequest
@@ -98,8 +112,11 @@ class GrammarQueue:
         grammar = self._compiler.compile(request.sampling.grammar)
         self._waiting.append(_Waiting(request, grammar, self._clock()))
 
-    def remove(self, request_id: str) -> bool:
-        """Take out one sequence; the other samples of its prompt wait on. False when it does not wait here."""
+    def remove(self, request_id: str) -> float | None:
+        """Take out one sequence, after so many seconds; None when it does not wait here.
+
+        The other samples of its prompt wait on.
+        """
         for one in self._waiting:
             if request_id in one.names:
                 names = [name for name in one.names if name != request_id]
@@ -107,8 +124,8 @@ class GrammarQueue:
                     one.request = msgspec.structs.replace(one.request, request_id=names[0], children=names[1:])
                 else:
                     self._waiting.remove(one)
-                return True
-        return False
+                return self._clock() - one.arrived
+        return None
 
     def wait(self, seconds: float) -> None:
         """Return when a grammar is compiled, or the time is over."""
@@ -121,14 +138,14 @@ class GrammarQueue:
             self._waiting = [one for one in self._waiting if one not in ready]
         return [CompiledRequest(one.request, one.grammar.result(), one.arrived) for one in ready]
 
-    def take_refused(self) -> list[tuple[str, Failure]]:
+    def take_refused(self) -> list[RefusedSequence]:
         """Sequences that will never run, and why: a grammar that does not compile, or no time left."""
         now = self._clock()
         refused = [(one, failure) for one in self._waiting if (failure := self._failure(one, now)) is not None]
         if refused:
             gone = [one for one, _ in refused]
             self._waiting = [one for one in self._waiting if one not in gone]
-        return [(name, failure) for one, failure in refused for name in one.names]
+        return [RefusedSequence(name, failure, now - one.arrived) for one, failure in refused for name in one.names]
 
     def explain(self, request_id: str) -> RequestExplanation | None:
         """That it waits; None when it does not wait here."""

@@ -13,7 +13,7 @@ from scheduler.explanation import Explanation
 from scheduler.ledger import RequestLedger
 from scheduler.preemption_record import Preemption, PreemptionCause, PreemptionKind
 from scheduler.refusal import RefusalReason
-from scheduler.request import Request, WaitReason
+from scheduler.request import WaitReason
 from scheduler.scheduler import Scheduler
 
 
@@ -51,8 +51,8 @@ def scheduler_stats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting) + len(grammars),
         waiting_by_reason={reason.value: reasons[reason] for reason in WaitReason},
-        wanted_pages=scheduler.wanted_pages,
-        exhaustion_seconds=None,
+        wanted_pages=scheduler.planner.wanted_pages,
+        exhaustion_seconds=scheduler.outlook.exhaustion_seconds(scheduler.running),
         queued_tokens=scheduler.waiting.num_tokens,
         longest_wait_seconds=max(scheduler.longest_wait_seconds, grammars.longest_wait_seconds),
         oldest_cached_seconds=usage.oldest_cached_seconds,
@@ -87,13 +87,8 @@ def scheduler_stats(
     )
 
 
-def request_ledger(request: Request) -> Ledger:
-    """What an ended request has cost."""
-    return ledger_report(request.ledger, request.ledger.phases.ended or 0.0)
-
-
-def ledger_report(ledger: RequestLedger, now: float) -> Ledger:
-    """What a request has cost up to ``now``, on the scheduler's clock."""
+def ledger_report(ledger: RequestLedger, now: float = 0.0) -> Ledger:
+    """What a request has cost up to its end or, where that is to come, ``now``, on the scheduler's clock."""
     queue_seconds, prefill_seconds, decode_seconds = ledger.phases.seconds(now)
     return Ledger(
         queue_seconds=queue_seconds,

@@ -6,12 +6,14 @@ a step depends on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from block_manager.manager import BlockManager
 from block_manager.sizing import Capacity
 from scheduler.config import SchedulerConfig
+from scheduler.exhaustion import Growth, steps_until_exhausted
 from scheduler.forecast import AnswerLength, Load, expected_starts
 from scheduler.request import Request
 from scheduler.step_time import StepTime
@@ -51,6 +53,41 @@ class Outlook:
         elif starts:  # beyond the last that waits, places come free as fast as before it
             seconds = starts[-1] * (num_before + 1) / len(starts)
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
+
+    def exhaustion_seconds(self, running: Iterable[Request]) -> float | None:
+        """Seconds until ``running`` will have taken every page, growing by a token a step.
+
+        None where they end before, and until a step was seen. Prompts take their pages at once. Of pages that several
+        hold, each is taken to give back its part.
+        """
+        held = {request: self._blocks.sequence_usage(request.request_id).held_pages for request in running}
+        share = min(1.0, sum(self._blocks.pool.held_pages) / max(1, sum(held.values())))
+        available = self._blocks.available_pages
+        growths: list[Growth] = []
+        for request, pages in held.items():
+            known = max(request.num_scheduled_tokens, request.num_expected_tokens - 1)
+            wanted = self._blocks.pages_to_grow(request.request_id, known, request.chunk_limit)
+            available -= wanted
+            growths += self._growths(request, known, pages * share + wanted)
+            for child in request.children:
+                growths += self._growths(child, known, 0.0)
+        steps = steps_until_exhausted(growths, available, self._blocks.block_size)
+        if steps is None or (steps > 0 and not self.step_time.is_known):
+            return None
+        return steps * self.step_time.seconds(len(held))
+
+    def _growths(self, request: Request, num_tokens: int, held_pages: float) -> Iterator[Growth]:
+        """From ``num_tokens`` on, by layer group; a window's grows until it is full."""
+        steps = max(1, math.ceil(self._output_left(request)))
+        for index, group in enumerate(self._blocks.groups):
+            longest = request.longest if group.window is None else min(request.longest, group.window)
+            yield Growth(
+                slack=-num_tokens % self._blocks.block_size,
+                pages_per_block=group.pages_per_block,
+                growing_steps=min(steps, max(0, longest - num_tokens)),
+                steps=steps,
+                held_pages=held_pages if index == 0 else 0.0,
+            )
 
     def _running_load(self, request: Request) -> Load:
         return Load(

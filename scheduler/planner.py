@@ -59,6 +59,14 @@ class StepPlanner:
         """Waiting requests by why they did not start in the latest step."""
         return Counter(self.wait_reason(request) for request in self.waiting)
 
+    @property
+    def wanted_pages(self) -> int:
+        """What the waiting request which goes next could not get in the latest step; 0 where pages were not why."""
+        first = next(iter(self.waiting), None)
+        if first is None or self.wait_reason(first) is not WaitReason.PAGES:
+            return 0
+        return first.wanted_pages
+
     def plan(self, *, step_is_under_way: bool) -> dict[Request, int] | None:
         """Tokens for each request of the step; their pages are taken.
 

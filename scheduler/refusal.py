@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from scheduler.ledger import RequestLedger
 
 
 class NeverFits(Exception):
@@ -18,10 +20,14 @@ class RefusalReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The end of one request. ``started``: it had begun to run. ``retry_after`` is in seconds, where there is a use."""
+    """The end of one request. ``started``: it had begun to run. ``retry_after`` is in seconds, where there is a use.
+
+    ``ledger`` is what it cost up to then; None for one that the queue had no place for.
+    """
 
     request_id: str
     reason: RefusalReason
     message: str
     started: bool = False
     retry_after: float | None = None
+    ledger: RequestLedger | None = field(default=None, compare=False)

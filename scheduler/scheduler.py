@@ -30,7 +30,7 @@ from scheduler.output import TokenOutput
 from scheduler.planner import StepPlanner
 from scheduler.policy import FirstComeFirstServed, Policy
 from scheduler.refusal import Refusal, RefusalReason
-from scheduler.request import FinishReason, Request, RequestStatus, WaitReason
+from scheduler.request import FinishReason, Request, RequestStatus
 from scheduler.speculation import Speculation
 
 NO_DRAFTS: Mapping[str, int] = {}
@@ -172,14 +172,6 @@ class Scheduler:
         return len(self._requests)
 
     @property
-    def wanted_pages(self) -> int:
-        """What the waiting request which goes next could not get in the latest step; 0 where pages were not why."""
-        first = next(iter(self.waiting), None)
-        if first is None or self.planner.wait_reason(first) is not WaitReason.PAGES:
-            return 0
-        return first.wanted_pages
-
-    @property
     def longest_wait_seconds(self) -> float:
         """Since the arrival of the waiting request that arrived first; 0 when none waits."""
         return max((self._clock() - request.arrived for request in self.waiting), default=0.0)
@@ -241,17 +233,18 @@ class Scheduler:
         if self.speculation is not None:
             self.speculation.observe(batch, seconds)
 
-    def fail(self, batch: ScheduledBatch) -> list[str]:
-        """Account for a step that failed, perhaps while it moved pages; the ids of the requests it ended.
+    def fail(self, batch: ScheduledBatch) -> list[Request]:
+        """Account for a step that failed, perhaps while it moved pages; the requests it ended.
 
         No content is trusted any more: other requests, whose pages may be among those to be moved, begin anew.
         """
         self._steps_under_way -= 1
-        ended = []
+        ended: list[Request] = []
         for share in batch.requests:
             if self._settle(share) is not None:
                 # children first: a parent that leaves alone would pass the prompt that failed on to them
-                ended += [name for name in reversed(share.sequence_ids) if self.finish(name) is not None]
+                family = [self.finish(name) for name in reversed(share.sequence_ids)]
+                ended += [request for request in family if request is not None]
         for request in tuple(self.running):
             self.running.remove(request)
             request.restart(0)
@@ -416,4 +409,5 @@ class Scheduler:
             self.finish(member.request_id)
             self.counters.refusals[reason] += 1
             started = member.started is not None
-            self._refusals.append(Refusal(member.request_id, reason, message, started, retry_after))
+            ledger = None if reason is RefusalReason.QUEUE_FULL else member.ledger
+            self._refusals.append(Refusal(member.request_id, reason, message, started, retry_after, ledger))

@@ -83,6 +83,43 @@ async def test_closing_a_parent_aborts_it_and_the_children_nobody_follows(client
     assert client.stats.generation_tokens < 1500
 
 
+async def test_every_end_is_told_once_with_its_ledger_also_where_nobody_reads_it(client: EngineClient) -> None:
+    ends: list[RequestDelta] = []
+    three = asyncio.Event()
+    client.on_end = lambda last: ends.append(last) or (len(ends) == 3 and three.set())
+    await collect(client.generate(request("whole", 5)))
+    async with contextlib.aclosing(client.generate(request("p", 500, "c1"))) as deltas:
+        await anext(deltas)
+    async with asyncio.timeout(20):
+        await three.wait()
+    await client.read_stats()  # what was on its way has come
+    assert {end.request_id: end.finish_reason for end in ends} == {
+        "whole": FinishReason.LENGTH,
+        "p": FinishReason.ABORT,
+        "c1": FinishReason.ABORT,
+    }
+    assert len(ends) == 3
+    assert all(end.ledger.page_seconds > 0.0 and end.ledger.decode_seconds > 0.0 for end in ends)
+
+
+async def test_pages_and_sequences_are_read_while_they_are_held(client: EngineClient) -> None:
+    async with contextlib.aclosing(client.generate(request("a", 500))) as deltas:
+        await anext(deltas)
+        pages, report = await asyncio.gather(client.read_pages(), client.read_sequence("a"))
+        assert report is not None
+        first = report.pages["full"][0]
+        row = await client.read_page(first)
+        assert row is not None
+        assert (row.owners, row.state, row.group, row.ref_count) == (["a"], "held", "full", 1)
+        assert len(pages.states) == 41
+        [sequence] = pages.sequences
+        assert (sequence.request_id, sequence.num_prompt_tokens) == ("a", 3)
+        assert int.from_bytes(pages.holders[4 * first : 4 * first + 4], "little") == sequence.handle
+        assert report.ledger.prefill_seconds > 0.0
+    assert await client.read_page(41) is None
+    assert await client.read_sequence("never known") is None
+
+
 async def test_an_id_in_flight_is_refused(client: EngineClient) -> None:
     async with contextlib.aclosing(client.generate(request("a", 500))) as deltas:
         await anext(deltas)

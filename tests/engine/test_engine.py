@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from engine.messages import STEP_PARTS, Ledger
 from scheduler.request import FinishReason
 
 PROMPT = [256, *range(40, 75)]  # 36 tokens: two full pages and a partly filled one
@@ -268,3 +270,99 @@ def test_h05_aborting_everything_in_every_phase_gives_every_page_back(rig: Calla
     engine.run()
     endings = [delta.finish_reason for deltas in engine.deltas.values() for delta in deltas if delta.finish_reason]
     assert len(endings) == len(engine.deltas) == 60 + sum("." in name for name in engine.deltas)
+
+
+# ---- what is told of steps, and of requests that end
+
+
+def assert_parts_add_up(ledger: Ledger, most: float) -> None:
+    phases = [ledger.queue_seconds, ledger.prefill_seconds, ledger.decode_seconds]
+    assert min(phases) >= 0.0
+    assert 0.0 < sum(phases) <= most
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_each_second_of_a_step_is_in_one_part_and_overlapping_steps_count_once(
+    rig: Callable, tiny_llama_dir: Path, async_scheduling: bool
+) -> None:
+    engine = rig(tiny_llama_dir, async_scheduling=async_scheduling, audit_interval=None)
+    began = time.perf_counter()
+    for number, prompt in enumerate(prompts(3, 40)):
+        engine.submit(f"{number}", prompt, 6, tenant="ab"[number % 2], sampling={"temperature": 1.0})
+    engine.run()
+    wall = time.perf_counter() - began
+    stats = engine.stats
+    assert list(stats.step_part_seconds) == list(STEP_PARTS)
+    assert sum(stats.step_part_seconds.values()) == stats.step_seconds
+    assert 0.0 < stats.step_seconds < wall
+    assert stats.step_durations.total == pytest.approx(stats.step_seconds)
+    assert min(stats.step_part_seconds.values()) > 0.0
+    for histogram in (stats.step_durations, stats.step_tokens, stats.step_sequences):
+        assert sum(histogram.counts) == stats.steps >= 6
+        assert len(histogram.counts) == len(histogram.bounds) + 1
+    assert stats.step_tokens.total >= 3 * (40 + 5)
+    assert sum(stats.tenant_page_seconds.values()) == stats.page_seconds > 0.0
+    assert stats.tenant_page_seconds.keys() == {"a", "b"}
+    ledgers = [engine.last(f"{number}").ledger for number in range(3)]
+    assert stats.page_seconds == pytest.approx(sum(ledger.page_seconds for ledger in ledgers))
+    assert stats.tenant_page_seconds["b"] == pytest.approx(ledgers[1].page_seconds)
+    for ledger in ledgers:
+        assert_parts_add_up(ledger, wall)
+
+
+def test_stats_that_were_told_stay_as_they_were(rig: Callable, tiny_llama_dir: Path) -> None:
+    engine = rig(tiny_llama_dir)
+    engine.alone("a", PROMPT, 3, tenant="x")
+    before = engine.stats
+    steps, seconds = before.steps, before.step_seconds
+    engine.alone("b", PROMPT, 3, tenant="x")
+    assert sum(before.step_tokens.counts) == steps < engine.stats.steps
+    assert sum(before.step_part_seconds.values()) == seconds < engine.stats.step_seconds
+    assert sum(before.tenant_page_seconds.values()) < engine.stats.page_seconds
+
+
+def test_whatever_ends_a_queued_request_it_tells_what_it_cost(
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = rig(tiny_llama_dir, max_num_seqs=2)
+    clock = [100.0]
+    for part in (engine.engine.scheduler, engine.engine.scheduler.planner, engine.engine.scheduler.blocks):
+        monkeypatch.setattr(part, "_clock", lambda: clock[0])
+    engine.submit("runs", PROMPT, 90, children=["sample"], tenant="x")
+    engine.submit("waits", PROMPT, 90)
+    engine.submit("late", PROMPT, 90, timeout=3.0)
+    clock[0] += 1.0
+    engine.step()
+    clock[0] += 1.0
+    engine.engine.abort(["waits", "sample"])
+    clock[0] += 1.5
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.engine.runner, "launch", lambda *step: 1 / 0)
+        engine.step()
+    engine.run()
+
+    def phases(name: str) -> tuple[float | None, ...]:
+        ledger = engine.last(name).ledger
+        return ledger.queue_seconds, ledger.prefill_seconds, ledger.decode_seconds
+
+    assert {name: str(engine.last(name).finish_reason) for name in engine.deltas} == {
+        "runs": "error",
+        "sample": "abort",
+        "waits": "abort",
+        "late": "error",
+    }
+    assert phases("waits") == (2.0, None, None)
+    assert phases("late") == (3.5, None, None)
+    assert phases("sample") == (1.0, 0.0, 1.0)
+    assert phases("runs") == (1.0, 0.0, 2.5)
+    assert engine.last("sample").ledger.page_seconds == 3 * 1.0
+    assert engine.last("runs").ledger.page_seconds == 3 * 2.5
+    assert engine.stats.tenant_page_seconds == {"": 0.0, "x": 3 * 3.5}
+    assert engine.stats.page_seconds == 3 * 3.5
+
+
+def test_what_was_never_queued_has_no_ledger(rig: Callable, tiny_llama_dir: Path) -> None:
+    engine = rig(tiny_llama_dir)
+    engine.submit("empty", [], 5)
+    engine.run()
+    assert (engine.last("empty").failure.code, engine.last("empty").ledger) == ("invalid", None)

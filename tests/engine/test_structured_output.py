@@ -262,6 +262,12 @@ def test_a_request_waits_for_its_grammar_and_nobody_waits_for_it(
     explanation = engine.engine.explain("waits")
     assert (explanation.status, explanation.wait_reason) == (RequestStatus.WAITING, WaitReason.GRAMMAR)
     assert "its grammar is being compiled" in explanation.text
+    report = engine.engine.read_sequence("waits")
+    assert report.pages == {"full": []}
+    assert report.ledger.queue_seconds == report.explanation.seconds_since_arrival > 0.0
+    [row] = engine.engine.read_pages(1).sequences
+    assert (row.request_id, row.status, row.wait_reason) == ("waits", RequestStatus.WAITING, WaitReason.GRAMMAR)
+    assert (row.position, row.handle, row.num_prompt_tokens) == (None, 0, len(PROMPT))
     compiling.gate.set()
     engine.run()
     assert check(PERSON, engine.text("waits"), engine.last("waits").finish_reason)
@@ -278,6 +284,10 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_times_out(
     engine.step()
     assert engine.last("family").finish_reason is FinishReason.ABORT
     assert engine.last("late").failure.code == "timeout"
+    for name in ("family", "late"):
+        ledger = engine.last(name).ledger
+        assert ledger.queue_seconds > 0.0
+        assert (ledger.prefill_seconds, ledger.page_seconds) == (None, 0.0)
     assert engine.stats.refusals["timeout"] == 1
     compiling.gate.set()
     engine.run()
@@ -289,7 +299,8 @@ def test_time_spent_waiting_for_a_grammar_counts(structured: Callable, monkeypat
     compiling = Compiling(engine, monkeypatch)
     clock = [100.0]
     monkeypatch.setattr(engine.engine._grammars, "_clock", lambda: clock[0])
-    monkeypatch.setattr(engine.engine.scheduler, "_clock", lambda: clock[0])
+    for part in (engine.engine.scheduler, engine.engine.scheduler.planner):
+        monkeypatch.setattr(part, "_clock", lambda: clock[0])
     engine.submit("late", PROMPT, 90, timeout=5.0, **draw(PERSON, 1))
     clock[0] += 4.0
     compiling.gate.set()
@@ -298,6 +309,8 @@ def test_time_spent_waiting_for_a_grammar_counts(structured: Callable, monkeypat
     clock[0] += 2.0
     engine.run()
     assert (engine.last("late").failure.code, engine.last("late").failure.started) == ("timeout", True)
+    ledger = engine.last("late").ledger
+    assert (ledger.queue_seconds, ledger.prefill_seconds, ledger.decode_seconds) == (4.0, 0.0, 2.0)
 
 
 def test_a_grammar_that_gets_too_complex_fails_alone(structured: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

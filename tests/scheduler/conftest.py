@@ -191,7 +191,7 @@ class Simulation:
             for page in transfer.targets:
                 for offset in range(self.blocks.block_size):
                     contents.pop((page, offset), None)
-        ended = self.scheduler.fail(batch)
+        ended = [request.request_id for request in self.scheduler.fail(batch)]
         for name in ended:
             self._end(self.requests[name], FinishReason.ERROR)
         self.check()
@@ -251,6 +251,11 @@ class Simulation:
         usage = self.blocks.usage()
         assert usage.held == 0
         assert usage.free + usage.cached == usage.total
+        by_tenant: dict[str, float] = {}
+        for request in self.requests.values():
+            by_tenant[request.tenant] = by_tenant.get(request.tenant, 0.0) + request.ledger.page_seconds
+        assert self.scheduler.counters.tenant_page_seconds == pytest.approx(by_tenant)
+        assert self.scheduler.counters.page_seconds == pytest.approx(sum(by_tenant.values()))
 
     def undisturbed(self, request_id: str, count: int) -> list[int]:
         """The first ``count`` tokens that the fake model gives ``request_id`` when it runs alone."""
@@ -265,6 +270,9 @@ class Simulation:
             assert request.token_ids == self.prompts[name] + self.outputs[name]
         assert self.outputs[name] == self.undisturbed(name, len(self.outputs[name]))
         self.reasons[name] = reason
+        phases = [seconds for seconds in request.ledger.phases.seconds(self.now) if seconds is not None]
+        assert sum(phases) == pytest.approx(self.now - request.arrived)
+        assert min(phases) >= 0.0
 
     def _check_batch(self, batch: ScheduledBatch, running: set[str], *, preempted: bool) -> None:
         assert batch.num_tokens <= self.scheduler.config.max_num_batched_tokens
