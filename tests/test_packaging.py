@@ -1,4 +1,4 @@
-"""What is delivered: the wheel, the Makefile and the image's recipe."""
+"""What is delivered: the wheel and the Makefile."""
 
 from __future__ import annotations
 
@@ -97,32 +97,6 @@ def test_transformers_is_no_run_time_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert "transformers" not in {requirement_name(requirement) for requirement in project["dependencies"]}
-
-
-def dockerfile_stages() -> list[str]:
-    text = (ROOT / "Dockerfile").read_text()
-    return re.split(r"^FROM ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)[1:]
-
-
-def test_the_image_runs_the_wheel_as_an_ordinary_user_and_watches_its_health() -> None:
-    builder, runtime = dockerfile_stages()
-
-    assert all(stage.split()[0].endswith("-slim") for stage in (builder, runtime))
-    assert "pip wheel" in builder
-    assert "g++" not in runtime
-    assert re.search(r"^USER octavo$", runtime, re.MULTILINE)
-    assert re.search(r"^EXPOSE 8000$", runtime, re.MULTILINE)
-    assert re.search(
-        r"^HEALTHCHECK .*\\\n.*urllib\.request\.urlopen\('http://127\.0\.0\.1:8000/health'", runtime, re.MULTILINE
-    )
-    assert re.search(r'^ENTRYPOINT \["octavo", "serve"', runtime, re.MULTILINE)
-    assert runtime.index("USER octavo") < runtime.index("ENTRYPOINT")
-
-
-def test_the_images_context_holds_what_the_wheel_is_built_from() -> None:
-    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-
-    assert kept == {*SOURCES, "constraints.txt"}
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
