@@ -59,7 +59,7 @@ def test_octavo_is_built_from_a_target_of_the_dockerfile(file: str) -> None:
 
 
 def test_the_command_is_flags_that_the_program_takes() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_model_flags(parser)
     add_server_flags(parser)
 
@@ -94,13 +94,24 @@ def test_every_mounted_folder_exists_and_every_named_volume_is_declared() -> Non
 
     assert {source for source, *_ in volumes} - folders == set(read("compose.yaml")["volumes"])
     assert folders == {"./prometheus", "./grafana/provisioning", "./grafana/dashboards"}
+    assert all((DEPLOY / folder).is_dir() for folder in folders)
 
 
 def test_prometheus_scrapes_the_service_by_its_name_and_port() -> None:
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
 
     assert "octavo:8000" in [target for job in scraped for one in job["static_configs"] for target in one["targets"]]
-    assert "prometheus" in SERVICES  # the name in Grafana's data source
+
+
+def test_grafana_finds_its_data_source_and_its_dashboards_where_they_are_mounted() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    [source] = yaml.safe_load(next(provisioning.glob("datasources/*.yaml")).read_text())["datasources"]
+    [provider] = yaml.safe_load(next(provisioning.glob("dashboards/*.yaml")).read_text())["providers"]
+
+    assert source["url"] == "http://prometheus:9090"
+    assert "prometheus" in SERVICES
+    assert f"./grafana/dashboards:{provider['options']['path']}:ro" in SERVICES["grafana"]["volumes"]
+    assert any((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 
 
 def test_the_root_file_system_is_read_only_where_octavo_runs() -> None:

@@ -58,7 +58,7 @@ def container(folder: str) -> Manifest:
 
 
 def flags(folder: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for add in (add_model_flags, add_server_flags, add_engine_flags, add_scheduling_flags):
         add(parser)
     return parser.parse_args(container(folder)["args"])
