@@ -10,6 +10,7 @@
 "use strict";
 
 const DETAIL_SIZE = 5; // device pixels of a cell's face from which on it shows fill, shape and marks
+const NOTCH_SIZE = 11; // and from which on it shows its group
 
 class PageCanvas {
   constructor(canvas, palette) {
@@ -133,7 +134,7 @@ class PageCanvas {
     const group = (word >>> 8) & 0xff;
     const colours = this.#coloursOf(state, group, table.words[2 * page + 1], this.#isDim(page, group));
     const size = grid.cell;
-    const gap = size < 3 ? 0 : size >= 5 * grid.ratio ? Math.round(grid.ratio) : 1;
+    const gap = size < 4 ? 0 : size >= 5 * grid.ratio ? Math.round(grid.ratio) : 1;
     const face = size - gap;
     const x = grid.column(page) * size;
     const y = grid.row(page) * size - this.#top;
@@ -146,7 +147,7 @@ class PageCanvas {
       return;
     }
     if (state === CACHED) {
-      const inset = Math.max(1, Math.round(face * 0.24));
+      const inset = Math.max(1, Math.round(face * 0.25));
       this.#box(x, y, face, face, colours[0]);
       this.#box(x + inset, y + inset, face - 2 * inset, face - 2 * inset, colours[1]);
     } else {
@@ -160,10 +161,10 @@ class PageCanvas {
           this.#box(x + face - corner + line, y + line, corner - line, 1, colours[3]);
       }
     }
-    if (group > 0 && face >= 8) {
+    if (group > 0 && face >= NOTCH_SIZE) {
       const notch = Math.max(2, Math.round(face * 0.16));
       for (let index = 0; index < Math.min(group, 3); index += 1)
-        this.#box(x + notch * (1 + 2 * index), y + face - 2 * notch, notch, notch, colours[3]);
+        this.#box(x + notch * (1 + 2 * index), y + face - 2 * notch, notch, notch, colours[state === HELD ? 3 : 1]);
     }
   }
 

@@ -7,6 +7,7 @@
 const CELL_SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 24, 28, 32, 40];
 const SMALLEST_FIT = 3;
 const LARGEST_FIT = 28;
+const MOST_BLANK = 0.025; // of the width
 const GUTTER = 46; // CSS pixels for page numbers, where there is room for them
 const ROOM_FOR_GUTTER = 560;
 
@@ -35,11 +36,11 @@ class PageGrid {
     return Math.max(1, Math.round(size * this.ratio));
   }
 
-  /** A multiple of ten where there are many, so that page numbers at the margin are round. */
+  /** A round number where that leaves next to nothing of the width blank, so that page numbers at the margin are round. */
   #columns(size) {
     const columns = Math.max(1, Math.floor(this.width / this.#device(size)));
-    const round = columns >= 40 ? columns - (columns % 10) : columns;
-    return Math.min(round, this.numPages);
+    const step = [10, 5, 2].find((one) => columns % one <= columns * MOST_BLANK) ?? 1;
+    return Math.min(columns - (columns % step), this.numPages);
   }
 
   #rows(size) {

@@ -27,7 +27,7 @@ class PoolSummary {
     this.#rate("prompt-rate", history.rate("prompt_tokens", 3));
     const hits = history.hitRatio(HIT_SECONDS);
     setText(byId("hits"), hits ? Quantity.share(hits.ratio) : NONE);
-    setText(byId("hits-under"), hits && !hits.isRecent ? "since the start" : "of prompts, 1 min");
+    setText(byId("hits-under"), hits && !hits.isRecent ? "since the start" : "last minute");
   }
 
   #rate(id, perSecond) {

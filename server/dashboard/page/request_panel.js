@@ -35,8 +35,10 @@ class RequestPanel {
 
   /** Ask again where it is time to. */
   async refresh() {
-    const { id } = this;
-    if (id === null || this.#isAsking || performance.now() - this.#asked < 1000 * ASK_SECONDS) return;
+    const { id, requests } = this;
+    if (id === null) return;
+    if (!requests.ofId(id) && requests.isWhole) return this.#end();
+    if (this.#isAsking || performance.now() - this.#asked < 1000 * ASK_SECONDS) return;
     this.#isAsking = true;
     this.#asked = performance.now();
     const report = await this.source.read(`requests/${encodeURIComponent(id)}`);

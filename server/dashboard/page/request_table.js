@@ -14,6 +14,11 @@ class RequestTable {
     this.#byId = new Map(sequences.map((one) => [one.id, one]));
   }
 
+  /** Whether every sequence is listed; else some that wait are not. */
+  get isWhole() {
+    return this.sequences.length >= this.total;
+  }
+
   ofHandle(handle) {
     return this.#byHandle.get(handle);
   }

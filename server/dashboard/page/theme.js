@@ -22,6 +22,7 @@ class Theme {
     this.#name = name;
     localStorage.setItem(THEME_NAME, name);
     document.documentElement.dataset.theme = name;
-    setText(byId("theme"), `Theme: ${name}`);
+    setText(byId("theme"), `◐ ${name}`);
+    byId("theme").setAttribute("aria-label", `Theme: ${name}`);
   }
 }
