@@ -9,6 +9,7 @@ the network is kept for whoever wants to see it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -87,10 +88,8 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         self._reader.join(ANSWER_SECONDS)
         self._output.close()
@@ -184,7 +183,7 @@ class Tab:
         self._wait(lambda: self._num_loads > before, f"load {url}", ANSWER_SECONDS)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, or what its promise comes to, as JSON has it. Raises BrowserError where it throws."""
+        """The value of an expression, or of its promise, as JSON has it. Raises BrowserError where it throws."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self.send("Runtime.evaluate", asked)
         if "exceptionDetails" in answer:

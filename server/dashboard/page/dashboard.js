@@ -119,49 +119,4 @@ class Dashboard {
   }
 }
 
-/** The four strip charts. */
-function makeCharts(palette) {
-  const chart = (name, options) => new StripChart(byId(`chart-${name}`), byId(`chart-${name}-text`), palette, options);
-  return [
-    chart("pages", {
-      top: (point) => point?.stats.pages.total,
-      series: [
-        { kind: "area", read: (point) => point.stats.pages.held, colour: (colours) => colours.held },
-        { kind: "area", read: (point) => point.stats.pages.cached, colour: (colours) => colours.cached },
-      ],
-      describe: ({ stats: { pages } }) => [
-        ["key-held", "held", Quantity.short(pages.held)],
-        ["key-cached", "cached", Quantity.short(pages.cached)],
-      ],
-    }),
-    chart("tokens", {
-      series: [
-        { kind: "line", read: (point) => point.promptRate, colour: (colours) => colours.prompt },
-        { kind: "line", read: (point) => point.outputRate, colour: (colours) => colours.output },
-      ],
-      describe: (point) => [
-        ["key-output", "output", point.outputRate === null ? NONE : Quantity.short(point.outputRate)],
-        ["key-prompt", "prompts", point.promptRate === null ? NONE : Quantity.short(point.promptRate)],
-      ],
-    }),
-    chart("queue", {
-      series: [
-        { kind: "line", read: (point) => point.stats.running, colour: (colours) => colours.output },
-        { kind: "line", read: (point) => point.stats.waiting, colour: (colours) => colours.alarm },
-      ],
-      describe: ({ stats }) => [
-        ["key-output", "running", Quantity.short(stats.running)],
-        ["key-alarm", "waiting", Quantity.short(stats.waiting)],
-      ],
-    }),
-    chart("preemptions", {
-      series: [{ kind: "bar", read: (point) => point.preempted, colour: (colours) => colours.alarm }],
-      describe: (point, points) => [
-        ["", "in 3 min", Quantity.short(points.reduce((sum, one) => sum + one.preempted, 0))],
-        ["", "since the start", Quantity.short(point.stats.preemptions)],
-      ],
-    }),
-  ];
-}
-
 const dashboard = new Dashboard();

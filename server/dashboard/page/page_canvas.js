@@ -10,7 +10,7 @@
 "use strict";
 
 const DETAIL_SIZE = 5; // device pixels of a cell's face from which on it shows fill, shape and marks
-const NOTCH_SIZE = 11; // and from which on it shows its group
+const NOTCH_SIZE = 20; // and from which on it shows its group
 
 class PageCanvas {
   constructor(canvas, palette) {
@@ -114,7 +114,8 @@ class PageCanvas {
       else if (this.colouring === "group" && state !== FREE) body = palette.group(group);
       else if (this.colouring === "owner" && state === CACHED) body = palette.muted;
       const floor = dim(palette.free);
-      colours = [pixel(floor), pixel(dim(body)), pixel(dim(mix(body, palette.free, 0.72))), pixel(dim(palette.mark))];
+      const empty = mix(body, palette.free, 0.72);
+      colours = [floor, dim(body), dim(empty), dim(palette.mark)].map(pixel);
       if (this.#colours.size > 8192) this.#colours.clear();
       this.#colours.set(key, colours);
     }

@@ -56,7 +56,8 @@ class PageCard {
     if (this.#row?.owners?.length > 0) {
       return this.#row.owners.map(({ id, request_id }) => {
         const sequence = this.requests.ofId(id);
-        return { id, name: request_id || id, handle: sequence?.handle ?? 0, age: sequence?.age_seconds };
+        const name = sequence ? this.requests.name(sequence) : request_id || id;
+        return { id, name, handle: sequence?.handle ?? 0, age: sequence?.age_seconds };
       });
     }
     const sequence = this.requests.ofHandle(handle);
@@ -102,7 +103,7 @@ class PageCard {
     const state = table.state(page);
     const owners = this.#owners();
     const facts = this.#facts(owners);
-    const drawn = JSON.stringify([page, state, owners.map((one) => [one.id, one.handle]), facts, this.isPinned, this.palette.isDark]);
+    const drawn = JSON.stringify([page, state, owners.map((one) => [one.name, one.handle]), facts, this.isPinned, this.palette.isDark]);
     if (drawn !== this.#drawn || card.hidden) {
       this.#drawn = drawn;
       card.replaceChildren(

@@ -30,9 +30,11 @@ class RequestList {
       if (row.item === before) before = before.nextElementSibling;
       else this.#list.insertBefore(row.item, before);
     }
-    const running = shown.filter((one) => one.status === "running").length;
+    const running = this.requests.count("running");
+    const pending = this.requests.count("pending");
     const more = this.requests.total - shown.length;
-    const total = `${running} running, ${Quantity.count(this.requests.total - running)} waiting`;
+    const waiting = Quantity.count(this.requests.total - running - pending);
+    const total = `${running} running, ${waiting} waiting${pending > 0 ? `, ${pending} pending` : ""}`;
     setText(byId("requests-total"), more > 0 ? `${total} (${Quantity.count(more)} not listed)` : total);
     byId("requests-none").hidden = shown.length > 0;
   }
@@ -74,6 +76,7 @@ class RequestList {
   }
 
   #wait(sequence) {
+    if (sequence.status === "pending") return "waits for the prompt's first sample";
     const place = sequence.position ? `waits, no. ${sequence.position}` : "waits";
     const why = WAIT_REASONS[sequence.wait_reason];
     const often = sequence.preemptions > 0 ? `, preempted ${sequence.preemptions}×` : "";

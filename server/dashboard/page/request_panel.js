@@ -66,7 +66,7 @@ class RequestPanel {
     const body = byId("request-body");
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.page : undefined;
     body.replaceChildren(
-      element("p", "request-text", report.text),
+      element("p", "request-text", this.requests.withNames(report.text)),
       definitions("ledger", this.#standing(report)),
       ...this.#preemptions(report.ledger.preemptions, report.id),
       element("h3", "", "Ledger"),
@@ -96,7 +96,7 @@ class RequestPanel {
     if (notes.length === 0) return [];
     const rows = notes.map((note) => {
       const how = note.kind === "swap" ? "moved to host memory" : `${Quantity.of(note.tokens_to_recompute, "token")} to compute again`;
-      const whom = note.requester === id ? "older requests kept their pages" : `for ${note.requester}`;
+      const whom = note.requester === id ? "older requests kept their pages" : `for ${this.requests.withNames(note.requester)}`;
       const what = `${whom} (${note.cause}): ${Quantity.of(note.pages_freed, "page")} freed, ${how}`;
       return element("li", "", element("b", "", `after ${Quantity.seconds(note.seconds)} `), what);
     });

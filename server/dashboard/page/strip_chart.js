@@ -4,14 +4,17 @@
 
 const LARGEST_GAP = 3; // seconds between two points that are still one line
 const BAR_SECONDS = 3;
+const FOOT = 14; // CSS pixels for times
+const LANE_GAP = 8;
 
 class StripChart {
   /**
-   * `series`: {kind: "area" | "line" | "bar", read: point => number | null, colour: palette => rgb}, areas stacked in order.
+   * `lanes`, from top to bottom, each with a scale of its own: {series, top: points => its largest value, where not any}.
+   * `series`: {kind: "area" | "line" | "bar", read: point => number | null, colour: name in the palette}, areas stacked.
    * `describe(point, points)`: [class of its key or "", name, text] for each value that the caption tells.
    */
-  constructor(canvas, caption, palette, { series, top = null, describe }) {
-    Object.assign(this, { canvas, caption, palette, series, top, describe });
+  constructor(canvas, caption, palette, { lanes, describe }) {
+    Object.assign(this, { canvas, caption, palette, lanes, describe });
     canvas.addEventListener("pointermove", (event) => this.#look(event));
     canvas.addEventListener("pointerleave", () => this.#look(null));
   }
@@ -26,9 +29,12 @@ class StripChart {
 
   #look(event) {
     const box = this.canvas.getBoundingClientRect();
-    const now = this.#points.at(-1)?.time ?? 0;
-    this.#seen = event && now - SPAN * (1 - (event.clientX - box.left) / box.width);
+    this.#seen = event && this.#now - SPAN * (1 - (event.clientX - box.left) / box.width);
     this.draw();
+  }
+
+  get #now() {
+    return this.#points.at(-1)?.time ?? 0;
   }
 
   draw() {
@@ -44,72 +50,81 @@ class StripChart {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
-    const points = this.#points;
-    const now = points.at(-1)?.time ?? 0;
-    const top = this.top?.(points.at(-1)) || this.#nice(points, now);
-    const frame = {
-      context,
-      x: (time) => width - ((now - time) / SPAN) * width,
-      y: (value) => height - 1 - (value / top) * (height - 3),
-      height,
-    };
-    this.#axis(frame, width, top);
-    let floor = null;
-    for (const one of this.series) {
-      if (one.kind === "bar") this.#bars(frame, one, now);
-      else floor = this.#curve(frame, one, one.kind === "area" ? floor : null) ?? floor;
+    context.font = `10px ${getComputedStyle(document.body).fontFamily}`;
+    const bottom = height - FOOT;
+    const x = (time) => width - ((this.#now - time) / SPAN) * width;
+    this.#times(context, width, bottom, x);
+    const share = (bottom - LANE_GAP * (this.lanes.length - 1)) / this.lanes.length;
+    for (const [index, lane] of this.lanes.entries()) {
+      const floor = (index + 1) * share + index * LANE_GAP - 1;
+      const top = lane.top?.(this.#points) ?? this.#nice(lane);
+      this.#lane({ context, width, x, floor, y: (value) => floor - (value / top) * (share - 2) }, lane, top);
     }
-    this.#tell(frame, points);
+    this.#tell(context, x, bottom);
   }
 
-  /** The least of 1, 2, 5, 10, 20, ... that is above every value. */
-  #nice(points, now) {
-    let most = 0;
-    for (const one of this.series) {
-      if (one.kind === "bar") most = Math.max(most, ...this.#sums(one, now).values());
-      else for (const point of points) most = Math.max(most, one.read(point) ?? 0);
+  #times(context, width, bottom, x) {
+    context.strokeStyle = css(this.palette.line);
+    context.fillStyle = css(this.palette.muted);
+    context.lineWidth = 1;
+    context.textBaseline = "bottom";
+    context.beginPath();
+    for (let back = 60; back < SPAN; back += 60) {
+      const line = Math.round(x(this.#now - back)) + 0.5;
+      context.moveTo(line, 0);
+      context.lineTo(line, bottom);
+      context.textAlign = "center";
+      context.fillText(`−${back / 60} min`, line, bottom + FOOT);
     }
-    const power = 10 ** Math.floor(Math.log10(Math.max(most, 1)));
-    return [1, 2, 5, 10].find((step) => step * power >= most) * power;
+    context.stroke();
+    context.textAlign = "right";
+    context.fillText("now", width, bottom + FOOT);
   }
 
-  #axis({ context, y, x, height }, width, top) {
-    const { palette } = this;
-    context.strokeStyle = css(palette.line);
+  #lane(frame, lane, top) {
+    const { context, width, y } = frame;
+    context.strokeStyle = css(this.palette.line);
     context.lineWidth = 1;
     context.beginPath();
-    for (const value of [0, top / 2, top]) {
+    for (const value of [0, top]) {
       const line = Math.round(y(value)) + 0.5;
       context.moveTo(0, line);
       context.lineTo(width, line);
     }
-    const now = this.#points.at(-1)?.time ?? 0;
-    for (let back = 60; back < SPAN; back += 60) {
-      const line = Math.round(x(now - back)) + 0.5;
-      context.moveTo(line, 0);
-      context.lineTo(line, height);
-    }
     context.stroke();
-    context.fillStyle = css(palette.muted);
-    context.font = `10px ${getComputedStyle(document.body).fontFamily}`;
+    let under = null;
+    for (const one of lane.series) {
+      if (one.kind === "bar") this.#bars(frame, one);
+      else under = this.#curve(frame, one, one.kind === "area" ? under : null) ?? under;
+    }
+    context.strokeStyle = css(this.palette.panel);
+    context.fillStyle = css(this.palette.muted);
+    context.lineWidth = 3;
+    context.textAlign = "left";
     context.textBaseline = "top";
-    this.#label = () => {
-      context.fillStyle = css(palette.muted);
-      context.fillText(Quantity.short(top), 2, 4);
-    };
+    context.strokeText(Quantity.short(top), 1, y(top) + 3);
+    context.fillText(Quantity.short(top), 1, y(top) + 3);
   }
 
-  #label = () => {};
+  /** The least of 1, 2, 5, 10, 20, ... that no value of a lane is above. */
+  #nice(lane) {
+    let most = 1;
+    for (const one of lane.series) {
+      const values = one.kind === "bar" ? this.#sums(one).values() : this.#points.map(one.read);
+      for (const value of values) most = Math.max(most, value ?? 0);
+    }
+    const power = 10 ** Math.floor(Math.log10(most));
+    return [1, 2, 5, 10].find((step) => step * power >= most) * power;
+  }
 
   /** Draw a line, with what is under it where it is an area; the values of an area, for the next to stand on. */
-  #curve({ context, x, y }, one, floor) {
+  #curve({ context, x, y }, one, under) {
     const isArea = one.kind === "area";
     const values = this.#points.map((point, index) => {
       const value = one.read(point);
-      return value === null ? null : value + (floor?.[index] ?? 0);
+      return value === null ? null : value + (under?.[index] ?? 0);
     });
-    context.strokeStyle = css(one.colour(this.palette));
-    context.fillStyle = css(one.colour(this.palette));
+    context.strokeStyle = context.fillStyle = css(this.palette[one.colour]);
     context.lineWidth = 1.5;
     context.lineJoin = "round";
     for (const [first, last] of this.#pieces(values)) {
@@ -117,7 +132,7 @@ class StripChart {
       for (let index = first; index <= last; index += 1) context.lineTo(x(this.#points[index].time), y(values[index]));
       if (isArea) {
         for (let index = last; index >= first; index -= 1)
-          context.lineTo(x(this.#points[index].time), y(floor?.[index] ?? 0));
+          context.lineTo(x(this.#points[index].time), y(under?.[index] ?? 0));
         context.fill();
       } else context.stroke();
     }
@@ -147,32 +162,35 @@ class StripChart {
     return sums;
   }
 
-  #bars({ context, x, y, height }, one) {
-    context.fillStyle = css(one.colour(this.palette));
+  #bars({ context, width, x, y, floor }, one) {
+    context.fillStyle = css(this.palette[one.colour]);
     for (const [stretch, sum] of this.#sums(one)) {
       if (sum === 0) continue;
       const left = x(stretch * BAR_SECONDS);
-      const right = Math.min(x((stretch + 1) * BAR_SECONDS), this.canvas.clientWidth);
-      context.fillRect(left, y(sum), Math.max(1, right - left - 1), height - 1 - y(sum));
+      const right = Math.min(x((stretch + 1) * BAR_SECONDS), width);
+      context.fillRect(left, y(sum), Math.max(2, right - left - 1), floor - y(sum));
     }
   }
 
   /** The caption and the text for who does not see it: of the time under the pointer, else of now. */
-  #tell({ context, x, height }, points) {
-    this.#label();
+  #tell(context, x, bottom) {
+    const points = this.#points;
     if (points.length === 0) return;
+    const distance = (point) => Math.abs(point.time - this.#seen);
     let point = points.at(-1);
     if (this.#seen !== null) {
-      point = points.reduce((best, one) => (Math.abs(one.time - this.#seen) < Math.abs(best.time - this.#seen) ? one : best));
+      point = points.reduce((best, one) => (distance(one) < distance(best) ? one : best));
       context.fillStyle = css(this.palette.ink);
-      context.fillRect(Math.round(x(point.time)), 0, 1, height);
+      context.fillRect(Math.min(Math.round(x(point.time)), this.canvas.clientWidth - 1), 0, 1, bottom);
     }
     const told = this.describe(point, points);
-    this.caption.replaceChildren(
-      ...told.map(([key, name, text]) => element("span", "", ...(key ? [element("i", `key ${key}`)] : []), `${name} `, element("b", "", text))),
-    );
-    const ago = Math.round(points.at(-1).time - point.time);
-    if (this.#seen !== null && ago > 0) this.caption.append(element("span", "ago", `${ago} s ago`));
+    const parts = told.map(([key, name, text]) => {
+      const marks = key ? [element("i", `key ${key}`)] : [];
+      return element("span", "", ...marks, `${name} `, element("b", "", text));
+    });
+    this.caption.replaceChildren(...parts);
+    const ago = Math.round(this.#now - point.time);
+    if (this.#seen !== null && ago > 0) this.caption.append(element("span", "", `${ago} s ago`));
     this.canvas.setAttribute("aria-label", told.map(([, name, text]) => `${name} ${text}`).join(", "));
   }
 }
