@@ -191,7 +191,7 @@ class Tab:
             raise BrowserError(f"{expression}: {details.get('exception', {}).get('description') or details['text']}")
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 10.0) -> Any:
+    def wait(self, expression: str, seconds: float = 20.0) -> Any:
         """Ask until an expression is true; its value."""
         values: list[Any] = []
 

@@ -39,7 +39,10 @@ class Dashboard {
   pick(id) {
     this.panel.pick(id);
     this.list.show(id);
+    this.list.reveal(id);
     this.#light(null);
+    const isStacked = byId("request").getBoundingClientRect().left < byId("map").getBoundingClientRect().right;
+    if (id !== null && isStacked) byId("request").scrollIntoView({ block: "start" });
   }
 
   #pickHandle(handle) {

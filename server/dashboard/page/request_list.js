@@ -39,6 +39,16 @@ class RequestList {
     byId("requests-none").hidden = shown.length > 0;
   }
 
+  /** Scroll the list, and only the list, to a row. */
+  reveal(id) {
+    const item = this.#rows.get(id)?.item;
+    if (!item) return;
+    const top = item.offsetTop - this.#list.offsetTop;
+    const bottom = top + item.offsetHeight;
+    if (top < this.#list.scrollTop) this.#list.scrollTop = top;
+    else if (bottom > this.#list.scrollTop + this.#list.clientHeight) this.#list.scrollTop = bottom - this.#list.clientHeight;
+  }
+
   #make(sequence) {
     const row = {
       swatch: element("i", "swatch"),
