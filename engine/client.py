@@ -92,7 +92,8 @@ class EngineClient:
         self.state = EngineState.STARTING
         self.ready: EngineReady | None = None
         self.stats: EngineStats | None = None
-        self._config = config
+        self.config = config
+        self.num_restarts = 0  # times a process that died was replaced
         self._on_progress = on_progress or (lambda progress: None)
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -151,7 +152,7 @@ class EngineClient:
             )
         self._knows_tokens = False
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame(self._config))
+        self._writer.write(frame(self.config))
         return reader
 
     async def _until_ready(self, reader: asyncio.StreamReader) -> EngineReady:
@@ -215,6 +216,7 @@ class EngineClient:
             await self._reap()
             self._give_up(f"the engine does not start again: {error}")
             return None
+        self.num_restarts += 1
         tell(logger, "the engine serves again")
         return reader
 
@@ -239,6 +241,11 @@ class EngineClient:
         except subprocess.TimeoutExpired:
             process.kill()
             return await asyncio.to_thread(process.wait)
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the engine process; None where there is none."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     # ---- requests
 

@@ -19,6 +19,7 @@ from server.auth import RequireKeys
 from server.dashboard.routes import add_dashboard_routes
 from server.errors import unavailable
 from server.http.body_limit import BodyLimit
+from server.http.count_responses import CountResponses
 from server.http.error_answers import install_error_handlers
 from server.http.request_id import HEADER as REQUEST_ID_HEADER
 from server.http.request_id import ShowRequestId
@@ -58,6 +59,7 @@ def create_app(state: ServerState) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, "retry-after"],
         )
+    app.add_middleware(CountResponses, metrics=state.metrics, routes=app.routes)  # sees whatever is answered
     install_error_handlers(app)
 
     @app.post("/v1/completions")

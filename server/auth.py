@@ -47,6 +47,11 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """All that a request can have."""
+        return tuple(key.tenant for key in self._keys) or (NO_TENANT,)
+
     def salt(self, authorization: str | None, cache_salt: str | None) -> str:
         """The salt of a request with this header and this ``cache_salt`` of its own; "" is what all share.
 

@@ -101,6 +101,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         silence_limit=parsed.engine_silence_limit,
         stream_queue_position=parsed.stream_queue_position,
         allowed_origins=tuple(parsed.allowed_origin),
+        metrics_compat=parsed.metrics_compat,
         api_keys=(*parsed.api_key, *_keys_of_environment()),
         admin_key=os.environ.get(ADMIN_KEY_VARIABLE) or None if parsed.admin_key is None else parsed.admin_key,
         engine=_engine_config(parsed),

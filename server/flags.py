@@ -94,6 +94,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "given more than once; * for any",
     )
     flags.add_argument(
+        "--metrics-compat",
+        default="none",
+        metavar="NAMES",
+        help="vllm shows the numbers of /metrics under vLLM's names too, for boards and gateways that ask for those",
+    )
+    flags.add_argument(
         "--stream-queue-position",
         action="store_true",
         help="tell streams that wait their place in the queue, in comment lines; 200 is then sent before they start",

@@ -63,6 +63,7 @@ class ModelStart:
             scheduling_policy=options.engine.scheduling_policy,
             stream_queue_position=options.stream_queue_position,
             allowed_origins=options.allowed_origins,
+            metrics_compat=options.metrics_compat,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
             trusts_request_templates=options.trust_request_chat_template,

@@ -13,6 +13,7 @@ from server.text.tool_calls.formats import FORMATS
 DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
 AUTO = "auto"
 NONE = "none"
+VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class ModelOptions:
     silence_limit: float = DEFAULT_SILENCE_LIMIT_SECONDS
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
+    metrics_compat: str = NONE
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     engine: EngineConfig
@@ -57,6 +59,8 @@ class ModelOptions:
         for origin in self.allowed_origins:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ConfigError(f"--allowed-origin {origin}: must be * or like https://example.com, without a path")
+        if self.metrics_compat not in (NONE, VLLM):
+            raise ConfigError(f"--metrics-compat {self.metrics_compat}: must be {VLLM} or {NONE}")
         weights = self.engine.tenant_weights
         if weights and self.engine.scheduling_policy != "fair":
             raise ConfigError("--tenant-weights: needs --scheduling-policy fair")

@@ -16,7 +16,7 @@ from server.errors import model_not_found, unavailable
 from server.grammar_checker import GrammarChecker
 from server.metrics.metrics import Metrics
 from server.openai.responses.response_store import ResponseStore
-from server.options import DEFAULT_SILENCE_LIMIT_SECONDS
+from server.options import DEFAULT_SILENCE_LIMIT_SECONDS, NONE, VLLM
 from server.request_ends import RequestEnds
 from server.request_registry import RequestRegistry
 from server.text.chat_template import ChatTemplate
@@ -36,6 +36,7 @@ class ServerState:
     that wait are told their place. ``tool_use_template`` is that of chats with tools, where the model has one of its
     own for them. ``tool_call_parser`` and ``reasoning_parser`` are names of formats, "auto" or "none".
     ``trusts_request_templates``: chats may bring templates. ``allowed_origins``: of pages whose scripts may ask.
+    ``metrics_compat`` is the server whose metric names are shown too, or "none".
     """
 
     client: EngineClient
@@ -53,6 +54,7 @@ class ServerState:
     scheduling_policy: str = "fcfs"
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
+    metrics_compat: str = NONE
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
@@ -63,7 +65,14 @@ class ServerState:
     page_map: PageMapFeed = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.client)
+        self.metrics = Metrics(
+            self.client,
+            self.served_model_name,
+            tenants=self.api_keys.tenants,
+            with_vllm_names=self.metrics_compat == VLLM,
+        )
+        self.request_ends.subscribe(self.metrics.observe_engine_end)
+        self.client.on_end = self.request_ends.tell
         self.page_map = PageMapFeed(self.client, self.requests, self.served_model_name)
 
     @property

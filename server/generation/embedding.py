@@ -13,7 +13,8 @@ from engine.client import EngineError
 from engine.messages import EngineRequest
 from scheduler.request import FinishReason
 from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
-from server.metrics.metrics import QUEUE_FULL
+from server.metrics.catalogue import QUEUE_FULL
+from server.metrics.metrics import RequestEnd
 from server.state import ServerState
 
 
@@ -24,6 +25,7 @@ async def embed(state: ServerState, request: EngineRequest, arrived: float) -> b
     """
     outcome: FinishReason | None = FinishReason.ABORT  # what it is when this is cancelled
     state.metrics.count_submitted()
+    state.metrics.count_samples(1)
     vector = None
     try:
         async with contextlib.aclosing(state.client.generate(request)) as deltas:
@@ -51,4 +53,11 @@ async def embed(state: ServerState, request: EngineRequest, arrived: float) -> b
         raise
     finally:
         if outcome is not None:
-            state.metrics.count_outcome(outcome, time.monotonic() - arrived)
+            end = RequestEnd(
+                outcome=outcome,
+                seconds=time.monotonic() - arrived,
+                prompt_tokens=len(request.prompt_token_ids),
+                generation_tokens=0,
+                max_tokens=0,
+            )
+            state.metrics.count_end(end)

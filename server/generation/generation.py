@@ -21,7 +21,8 @@ from server.errors import ApiError, from_engine, from_failure, internal_error, u
 from server.generation.output_text import OutputText, TextRules
 from server.generation.prompt_reading import PromptReading
 from server.generation.token_logprob import TokenLogprob
-from server.metrics.metrics import QUEUE_FULL
+from server.metrics.catalogue import QUEUE_FULL
+from server.metrics.metrics import RequestEnd
 from server.state import ServerState
 from server.text.tokenizer import Tokenizer
 
@@ -49,7 +50,8 @@ class Generation:
     """One sequence, from its first token to its last text delta.
 
     ``open_deltas`` starts it in the engine and yields what comes of it; that of the ``is_first`` sample of a prompt
-    says what the engine knows of the ``prompt``. ``arrived`` is on the clock of ``time.monotonic``.
+    says what the engine knows of the ``prompt``. ``arrived`` is on the clock of ``time.monotonic``. ``num_samples`` are
+    those of the prompt, ``max_tokens`` the most that this one may have.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class Generation:
         prompt: PromptReading,
         *,
         is_first: bool,
+        num_samples: int,
+        max_tokens: int,
     ) -> None:
         ready = state.client.ready
         self._eos_token_ids = frozenset(ready.eos_token_ids if ready is not None else ())
@@ -70,9 +74,12 @@ class Generation:
         self._keeps_stop_token = rules.includes_stop
         self._prompt = prompt
         self._is_first = is_first
+        self._num_samples = num_samples
+        self._max_tokens = max_tokens
         self._begun = False
         self._output = OutputText(tokenizer, rules)
         self._arrived = arrived
+        self._first_token_at = 0.0
         self._last_token_at: float | None = None
         self._num_drawn_tokens = 0
         self._logprob = 0.0
@@ -92,6 +99,8 @@ class Generation:
         """The text as it comes. Raises ApiError when the engine fails. Close it to abort."""
         outcome: FinishReason | None = FinishReason.ABORT  # what it is when the consumer closes the stream
         self._metrics.count_submitted()
+        if self._is_first:
+            self._metrics.count_samples(self._num_samples)
         try:
             last = None
             async with contextlib.aclosing(self._open_deltas()) as deltas:
@@ -133,7 +142,7 @@ class Generation:
         finally:
             # before the last delta is read, since the request is in flight no more
             if outcome is not None:
-                self._metrics.count_outcome(outcome, time.monotonic() - self._arrived)
+                self._metrics.count_end(self._end(outcome))
         yield last
 
     async def _begin(self) -> TextDelta | None:
@@ -176,9 +185,23 @@ class Generation:
         ended = newest in self._eos_token_ids if delta.stop_token_id is None else newest == delta.stop_token_id
         return token_ids[:-1] if ended else token_ids
 
+    def _end(self, outcome: FinishReason) -> RequestEnd:
+        token_seconds = None
+        if self._last_token_at is not None and self._num_drawn_tokens > 1:
+            token_seconds = (self._last_token_at - self._first_token_at) / (self._num_drawn_tokens - 1)
+        return RequestEnd(
+            outcome=outcome,
+            seconds=time.monotonic() - self._arrived,
+            prompt_tokens=len(self._prompt.token_ids),
+            generation_tokens=self.num_completion_tokens,
+            max_tokens=self._max_tokens,
+            token_seconds=token_seconds,
+        )
+
     def _observe_tokens(self, num_tokens: int) -> None:
         now = time.monotonic()
         if self._last_token_at is None:
+            self._first_token_at = now
             self._metrics.observe_first_token(now - self._arrived)
         else:
             self._metrics.observe_tokens(now - self._last_token_at, num_tokens)

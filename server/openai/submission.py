@@ -200,7 +200,17 @@ class Submission:
         begun = asyncio.Event()
         sources = [partial(_begin, client, request, begun), *(partial(_follow, client, id_, begun) for id_ in others)]
         generations = [
-            Generation(self.state, self.tokenizer, source, rules, self.arrived, prompt, is_first=source is sources[0])
+            Generation(
+                self.state,
+                self.tokenizer,
+                source,
+                rules,
+                self.arrived,
+                prompt,
+                is_first=source is sources[0],
+                num_samples=len(names),
+                max_tokens=max_tokens,
+            )
             for source in sources
         ]
         return PromptSamples(prompt, generations, self.body.num_choices)

@@ -55,7 +55,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--engine-silence-limit --scheduling-policy --priority-aging --tenant-weights --long-prefill-token-threshold "
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
-        "--tool-call-parser --reasoning-parser --log-format"
+        "--tool-call-parser --reasoning-parser --log-format --metrics-compat"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -135,6 +135,7 @@ def test_the_place_in_the_queue_is_told_on_request_only() -> None:
         (["--port", "70000"], "--port 70000"),
         (["--tool-call-parser", "xml"], "--tool-call-parser xml: must be auto, hermes, llama3_json, mistral"),
         (["--reasoning-parser", "xml"], "--reasoning-parser xml: must be auto, think, mistral or none"),
+        (["--metrics-compat", "sglang"], "--metrics-compat sglang: must be vllm or none"),
         (["--block-size", "3"], "--block-size 3"),
         (["--dtype", "int3"], "--dtype int3"),
         (["--dtype", "int8"], "--dtype int8"),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import re
+import shutil
+import subprocess
 from itertools import product
-from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from block_manager.prefix_index import MissReason
@@ -20,16 +24,18 @@ from scheduler.request import FinishReason, WaitReason
 from server.generation.generation import Generation
 from server.generation.output_text import TextRules
 from server.generation.prompt_reading import PromptReading
-from server.metrics.engine_metrics import (
+from server.metrics.catalogue import (
+    CATALOGUE,
     MISS_REASONS,
     PREEMPTION_CAUSES,
     PREEMPTION_KINDS,
+    PREEMPTIONS,
+    REFUSAL_REASONS,
+    ROTATIONS,
     WAIT_REASONS,
-    EngineCounters,
 )
-from server.metrics.metrics import REFUSAL_REASONS
-
-ROOT = Path(__file__).parents[3]
+from server.metrics.engine_counters import EngineCounters
+from server.metrics.metric_spec import MetricKind
 
 
 def preemptions(swaps_for_decodes: int) -> list[PreemptionCount]:
@@ -39,56 +45,42 @@ def preemptions(swaps_for_decodes: int) -> list[PreemptionCount]:
     ]
 
 
-async def test_i07_every_series_is_there_before_the_first_request_and_0(api, engine) -> None:
-    engine.ready = engine.stats = None
-    engine.state = EngineState.STARTING
-    text = (await api.http.get("/metrics")).text
-    samples = {
-        (sample.name, tuple(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(text)
+async def samples_of(api) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Every sample of a scrape by its name and the values of its labels, in the order of their names."""
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families((await api.http.get("/metrics")).text)
         for sample in family.samples
     }
-    assert set(samples.values()) == {0.0}
-    names = {name for name, _ in samples}
-    assert all(name.startswith("octavo_") for name in names)
-    assert {
-        "octavo_kv_pages",
-        "octavo_kv_bytes",
-        "octavo_kv_pages_capacity",
-        "octavo_kv_capacity_bytes",
-        "octavo_kv_used_bytes",
-        "octavo_kv_usage_ratio",
-        "octavo_engine_up",
-        "octavo_requests_running",
-        "octavo_requests_waiting",
-        "octavo_requests_in_flight",
-        "octavo_preemptions_total",
-        "octavo_prompt_tokens_total",
-        "octavo_prefix_cache_hits_tokens_total",
-        "octavo_recomputed_tokens_total",
-        "octavo_generation_tokens_total",
-        "octavo_steps_total",
-        "octavo_kv_oldest_cached_seconds",
-        "octavo_queued_tokens",
-        "octavo_longest_wait_seconds",
-        "octavo_overtakes_total",
-        "octavo_requests_submitted_total",
-        "octavo_rotations_total",
-        "octavo_spec_drafts_total",
-        "octavo_spec_draft_tokens_total",
-        "octavo_spec_accepted_tokens_total",
-        "octavo_page_seconds_total",
-        "octavo_prefix_cache_queries_tokens_total",
-        "octavo_time_to_first_token_seconds_bucket",
-        "octavo_inter_token_latency_seconds_bucket",
-        "octavo_e2e_request_latency_seconds_bucket",
-    } <= names
-    assert {labels for name, labels in samples if name == "octavo_requests_total"} == {
-        ("stop",),
-        ("length",),
-        ("abort",),
-        ("error",),
-    }
+
+
+async def test_i07_every_series_is_there_before_the_first_request_and_0(api, engine, monkeypatch) -> None:
+    monkeypatch.setattr(type(engine), "pid", os.getpid())
+    engine.ready = engine.stats = None
+    engine.state = EngineState.STARTING
+    samples = await samples_of(api)
+    told_otherwise = {"octavo_build_info": 1.0, "octavo_kv_exhaustion_seconds": math.inf}
+    for (name, labels), value in samples.items():
+        if "process_" not in name:
+            assert value == told_otherwise.get(name, 0.0), (name, labels)
+    known = set(samples)
+    for spec in CATALOGUE:
+        for labels in spec.known_label_sets:
+            by_name = tuple(value for _, value in sorted(zip(spec.labels, labels, strict=True)))
+            assert spec.kind is MetricKind.HISTOGRAM or (spec.series[0], by_name) in known
+        if spec.kind is MetricKind.HISTOGRAM:
+            bounds = [labels[0] for name, labels in samples if name == f"{spec.name}_bucket"]
+            assert [float(bound) for bound in bounds] == [*spec.buckets, math.inf]
+    assert ("octavo_kv_pages", ("pool", "free")) in known
+
+
+async def test_what_was_loaded_is_told_once_it_is(api, engine) -> None:
+    model = 'octavo_model_info{attention_backend="scripted",device="cpu",dtype="float32",max_model_len="512",'
+    assert await api.metric(model + 'model_name="org/tiny",weight_form="int8"}') == 1
+    cache = 'octavo_cache_config_info{block_size="16",host_pages="0",kv_dtype="int8",num_pages="20",page_bytes="1024",'
+    assert await api.metric(cache + 'prefix_caching="true"}') == 1
+    engine.ready = None
+    assert "octavo_model_info{" not in (await api.http.get("/metrics")).text
 
 
 async def test_every_reason_kind_and_cause_is_there_from_the_start(api, engine) -> None:
@@ -99,8 +91,9 @@ async def test_every_reason_kind_and_cause_is_there_from_the_start(api, engine) 
         assert await api.metric(f'octavo_refusals_total{{reason="{reason}"}}') == 0
     for kind, cause in product(PreemptionKind, PreemptionCause):
         assert await api.metric(f'octavo_preemptions_total{{cause="{cause}",kind="{kind}"}}') == 0
-    assert (list(WAIT_REASONS), list(REFUSAL_REASONS)) == (list(WaitReason), list(RefusalReason))
-    assert (list(PREEMPTION_KINDS), list(PREEMPTION_CAUSES)) == (list(PreemptionKind), list(PreemptionCause))
+    assert (list(WAIT_REASONS.values), list(REFUSAL_REASONS.values)) == (list(WaitReason), list(RefusalReason))
+    assert list(PREEMPTION_KINDS.values) == list(PreemptionKind)
+    assert list(PREEMPTION_CAUSES.values) == list(PreemptionCause)
 
 
 async def test_every_reason_of_a_miss_and_every_state_of_a_host_page_is_there_from_the_start(api, engine) -> None:
@@ -109,14 +102,26 @@ async def test_every_reason_of_a_miss_and_every_state_of_a_host_page_is_there_fr
         assert await api.metric(f'octavo_prefix_cache_missed_tokens_total{{reason="{reason}"}}') == 0
     for state in ("free", "prefix", "swapped"):
         assert await api.metric(f'octavo_host_pages{{state="{state}"}}') == 0
-    assert list(MISS_REASONS) == list(MissReason)
+    assert list(MISS_REASONS.values) == list(MissReason)
 
 
-async def test_i01_the_documentation_names_every_metric_and_no_other(api) -> None:
+async def test_i01_what_is_exported_is_the_catalogue_in_its_order(api) -> None:
     families = list(text_string_to_metric_families((await api.http.get("/metrics")).text))
-    served = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
-    documented = set(re.findall(r"\boctavo_\w+", (ROOT / "docs/api.md").read_text()))
-    assert served == documented
+    exported = [(family.name, family.documentation, family.type) for family in families]
+    kinds = {MetricKind.INFO: "gauge"}
+    expected = [(spec.name, spec.help, kinds.get(spec.kind, spec.kind.value)) for spec in CATALOGUE]
+    there_is_no_engine_process = {name for name, *_ in expected if name.startswith("octavo_engine_process_")}
+    assert len(there_is_no_engine_process) == 6
+    assert exported == [one for one in expected if one[0] not in there_is_no_engine_process]
+
+
+async def test_the_engine_process_is_measured_beside_the_api_process(api, engine, monkeypatch) -> None:
+    monkeypatch.setattr(type(engine), "pid", os.getpid())
+    families = list(text_string_to_metric_families((await api.http.get("/metrics")).text))
+    assert [family.name for family in families] == [spec.name for spec in CATALOGUE]
+    assert await api.metric("octavo_engine_process_resident_memory_bytes") > 10_000_000
+    started = await api.metric("process_start_time_seconds")
+    assert await api.metric("octavo_engine_process_start_time_seconds") == started
 
 
 async def test_names_tell_type_and_unit_as_prometheus_asks(api) -> None:
@@ -125,8 +130,8 @@ async def test_names_tell_type_and_unit_as_prometheus_asks(api) -> None:
     families = list(text_string_to_metric_families(text))
     assert "_created" not in text
     for family in families:
-        assert re.fullmatch("octavo(_[a-z0-9]+)+", family.name)
-        assert family.documentation.endswith((".", "error"))
+        assert re.fullmatch("(octavo|process)(_[a-z0-9]+)+", family.name)
+        assert family.documentation.endswith(".")
         words = family.name.split("_")
         assert not {"counter", "gauge", "histogram", "milliseconds", "ms", "kib", "gib", "percent"} & set(words)
         if family.type == "counter":
@@ -134,7 +139,16 @@ async def test_names_tell_type_and_unit_as_prometheus_asks(api) -> None:
         else:
             assert words[-1] not in ("total", "count", "sum", "bucket")
         if family.type == "histogram":
-            assert words[-1] == "seconds"
+            assert words[-1] in ("seconds", "tokens", "sequences", "samples")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
+async def test_i05_promtool_finds_nothing_to_say_of_the_text(api, engine, monkeypatch) -> None:
+    monkeypatch.setattr(type(engine), "pid", os.getpid())
+    await api.completion()
+    text = (await api.http.get("/metrics")).content
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 async def test_what_groups_share_and_waste_is_told_by_group(api, engine) -> None:
@@ -273,7 +287,15 @@ async def test_the_end_of_a_request_is_counted_before_anybody_has_read_it(api, e
     request = EngineRequest(request_id="x", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
     prompt = PromptReading(tokenizer=byte_tokenizer, token_ids=[1])
     generation = Generation(
-        state, byte_tokenizer, lambda: engine.generate(request), TextRules(), 0.0, prompt, is_first=True
+        state,
+        byte_tokenizer,
+        lambda: engine.generate(request),
+        TextRules(),
+        0.0,
+        prompt,
+        is_first=True,
+        num_samples=1,
+        max_tokens=1,
     )
     async with contextlib.aclosing(generation.stream()) as deltas:
         assert (await anext(deltas)).finish_reason is FinishReason.LENGTH
@@ -347,8 +369,8 @@ def test_counters_keep_what_they_saw_while_the_engine_is_down(engine) -> None:
     counters = EngineCounters()
     counters.update(engine.ready, engine.make_stats(rotations=3, preemptions=preemptions(3)))
     counters.update(None, None)
-    assert counters.total("rotations") == 3
-    assert counters.total("preemptions", "swap", "decode") == 3
+    assert counters.counts()[ROTATIONS] == {(): 3}
+    assert counters.counts()[PREEMPTIONS][("swap", "decode")] == 3
 
 
 async def test_i08_nothing_of_a_request_shows_in_the_metrics(api, engine) -> None:

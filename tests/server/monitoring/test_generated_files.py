@@ -10,7 +10,18 @@ from server.metrics.catalogue import CATALOGUE
 from server.monitoring.__main__ import main
 from server.monitoring.generated_files import BEGIN, END, GUIDE, generated_files, stale_files, with_alerts
 
-NOT_SHOWN = {"octavo_kv_used_bytes", "octavo_host_bytes"}  # the boards have them in pages, or by state
+NOT_SHOWN = {
+    "octavo_kv_used_bytes",  # the boards have them in pages, or by state
+    "octavo_host_bytes",
+    "octavo_request_inference_seconds",  # and its two parts
+    "process_virtual_memory_bytes",
+    "octavo_engine_process_cpu_seconds",
+    "octavo_engine_process_resident_memory_bytes",
+    "octavo_engine_process_virtual_memory_bytes",
+    "octavo_engine_process_start_time_seconds",
+    "octavo_engine_process_open_fds",
+    "octavo_engine_process_max_fds",
+}
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
