@@ -141,7 +141,7 @@ def _panel(number: int, panel: Panel, place: Place) -> dict[str, Any]:
         "description": panel.description,
         "datasource": DATASOURCE,
         "gridPos": _grid_position(place),
-        "targets": [_target(position, query, panel.kind) for position, query in enumerate(panel.queries)],
+        "targets": [_target(position, query, panel) for position, query in enumerate(panel.queries)],
         "fieldConfig": {"defaults": _field_defaults(panel), "overrides": list(_overrides(panel))},
         "options": _options(panel),
         **_transformations(panel),
@@ -152,17 +152,17 @@ def _grid_position(place: Place) -> dict[str, int]:
     return {"x": place.x, "y": place.y, "w": place.width, "h": place.height}
 
 
-def _target(position: int, query: Query, kind: Kind) -> dict[str, Any]:
-    is_table = kind is Kind.TABLE
+def _target(position: int, query: Query, panel: Panel) -> dict[str, Any]:
+    only_now = panel.kind is Kind.TABLE or (panel.kind is Kind.NUMBER and not panel.sparkline)
     return {
         "refId": chr(ord("A") + position),
         "datasource": DATASOURCE,
         "expr": query.promql,
         "legendFormat": query.legend,
         "editorMode": "code",
-        "format": {Kind.TABLE: "table", Kind.HEATMAP: "heatmap"}.get(kind, "time_series"),
-        "instant": is_table,
-        "range": not is_table,
+        "format": {Kind.TABLE: "table", Kind.HEATMAP: "heatmap"}.get(panel.kind, "time_series"),
+        "instant": only_now,
+        "range": not only_now,
     }
 
 

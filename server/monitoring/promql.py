@@ -1,4 +1,4 @@
-"""PromQL made from metric specs: a name, a label or a bucket that the catalogue does not have is a Python error.
+"""PromQL made from metric specs: a name, label, value or bucket that the catalogue does not have is a Python error.
 
 It writes text and knows nothing of panels or rules. Invariants: a counter is only ever rated, a gauge never; a sum
 says which labels are left.
@@ -7,6 +7,7 @@ says which labels are left.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,6 +131,8 @@ class Scope:
 
     def _selector(self, spec: MetricSpec, labels: dict[str, str]) -> str:
         _check_labels(spec, tuple(labels))
+        for label, value in labels.items():
+            _check_value(spec, label, value)
         return braces(self.matchers, *(f'{name}{_operator(value)}"{value}"' for name, value in labels.items()))
 
 
@@ -169,6 +172,12 @@ def _operator(value: str) -> str:
 def _check_labels(spec: MetricSpec, labels: Sequence[str]) -> None:
     if unknown := [label for label in labels if label not in spec.labels]:
         raise ValueError(f"{spec.name} has no label {unknown[0]}; it has: {', '.join(spec.labels) or 'none'}")
+
+
+def _check_value(spec: MetricSpec, label: str, pattern: str) -> None:
+    known = spec.label_values[spec.labels.index(label)]
+    if known and not any(re.fullmatch(pattern, value) for value in known):
+        raise ValueError(f"{spec.name} has no {label} {pattern}; it has: {', '.join(known)}")
 
 
 def _histogram(spec: MetricSpec) -> tuple[str, str, str]:

@@ -57,7 +57,7 @@ NOW = Row(
             BOARD.lowest(KV_EXHAUSTION_SECONDS),
             base=palette.BAD,
             thresholds=(Threshold(30, palette.WARN), Threshold(120, palette.GOOD)),
-            words={"Infinity": "not foreseen", "+Inf": "not foreseen"},
+            words={"Infinity": "not foreseen"},
             sparkline=False,
         ),
         HIT_RATIO,

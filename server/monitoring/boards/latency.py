@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.metrics.catalogue import (
     DECODE_TIME,
     E2E,
+    INFERENCE_TIME,
     ITL,
     PREFILL_TIME,
     QUEUE_TIME,
@@ -110,11 +111,11 @@ WHOLE = Row(
                 Query(BOARD.mean(PREFILL_TIME), "prefill"),
                 Query(BOARD.mean(DECODE_TIME), "decode"),
             ),
-            width=12,
             stacking=Stacking.NORMAL,
             colors={"queue": "red", "prefill": "orange", "decode": "blue"},
         ),
-        quantiles("In decode", Unit.SECONDS, DECODE_TIME, "Tokens times the interval between them.", BOARD),
+        quantiles("In decode", Unit.SECONDS, DECODE_TIME, "Tokens times the interval between them.", BOARD, 8),
+        quantiles("In the engine", Unit.SECONDS, INFERENCE_TIME, "Prefill and decode: all but the queue.", BOARD, 8),
     ),
 )
 

@@ -6,12 +6,22 @@ from server.metrics.catalogue import (
     BUILD_INFO,
     CACHE_CONFIG_INFO,
     E2E,
+    ENGINE_PROCESS_CPU_SECONDS,
+    ENGINE_PROCESS_MAX_FDS,
+    ENGINE_PROCESS_OPEN_FDS,
+    ENGINE_PROCESS_RESIDENT_BYTES,
+    ENGINE_PROCESS_START_SECONDS,
     ENGINE_RESTARTS,
     ENGINE_UP,
     GENERATION_TOKENS,
     HTTP_RESPONSES,
     ITL,
     MODEL_INFO,
+    PROCESS_CPU_SECONDS,
+    PROCESS_MAX_FDS,
+    PROCESS_OPEN_FDS,
+    PROCESS_RESIDENT_BYTES,
+    PROCESS_START_SECONDS,
     PROMPT_TOKENS_BY_SOURCE,
     REQUESTS,
     REQUESTS_IN_FLIGHT,
@@ -32,15 +42,10 @@ from server.monitoring.boards.shared_panels import (
 from server.monitoring.dashboard import Dashboard, Row
 from server.monitoring.dashboard_json import BOARD
 from server.monitoring.panel import Kind, Panel, Query, Stacking, Threshold, Unit, number, quantiles
-from server.monitoring.process_metrics import (
-    PROCESS_CPU_SECONDS,
-    PROCESS_MAX_FDS,
-    PROCESS_OPEN_FDS,
-    PROCESS_RESIDENT_BYTES,
-    PROCESS_START_SECONDS,
-)
 from server.monitoring.promql import ratio
 from server.monitoring.shares import failed_requests
+
+PROCESS_SHADES = {"/^engine/": "blue", "/^API/": "purple"}
 
 NOW = Row(
     "Now",
@@ -153,35 +158,54 @@ SERVERS = Row(
             queries=(Query(BOARD.increase(ENGINE_RESTARTS), "{{instance}}"),),
         ),
         Panel(
-            title="Memory of the API process",
+            title="Memory, by process",
             unit=Unit.BYTES,
-            about=PROCESS_RESIDENT_BYTES,
-            why="It should not grow with uptime; weights and pages are the engine process's and not in here.",
-            queries=(Query(BOARD.gauge(PROCESS_RESIDENT_BYTES), "{{instance}}"),),
+            about=ENGINE_PROCESS_RESIDENT_BYTES,
+            why="On CPUs that is weights and pages: it grows up to the pool's size. The API's should not grow.",
+            queries=(
+                Query(BOARD.gauge(ENGINE_PROCESS_RESIDENT_BYTES), "engine, {{instance}}"),
+                Query(BOARD.gauge(PROCESS_RESIDENT_BYTES), "API, {{instance}}"),
+            ),
+            colors=PROCESS_SHADES,
         ),
         Panel(
-            title="CPU of the API process",
+            title="CPU, by process",
             unit=Unit.CORES,
             about=PROCESS_CPU_SECONDS,
-            why="At 1 core, tokenizing and streaming are the bottleneck, not the engine.",
-            queries=(Query(BOARD.rate(PROCESS_CPU_SECONDS), "{{instance}}"),),
-            thresholds=(Threshold(0.9, palette.BAD),),
+            why="An API process at 1 core is the bottleneck: tokenizing and streaming, not the engine.",
+            queries=(
+                Query(BOARD.rate(ENGINE_PROCESS_CPU_SECONDS), "engine, {{instance}}"),
+                Query(BOARD.rate(PROCESS_CPU_SECONDS), "API, {{instance}}"),
+            ),
+            colors=PROCESS_SHADES,
         ),
         Panel(
             title="Open files, of those allowed",
             unit=Unit.SHARE,
             about=PROCESS_OPEN_FDS,
             why="At 1, new clients cannot connect: raise the limit of open files.",
-            queries=(Query(ratio(BOARD.gauge(PROCESS_OPEN_FDS), BOARD.gauge(PROCESS_MAX_FDS)), "{{instance}}"),),
+            queries=(
+                Query(ratio(BOARD.gauge(PROCESS_OPEN_FDS), BOARD.gauge(PROCESS_MAX_FDS)), "API, {{instance}}"),
+                Query(
+                    ratio(BOARD.gauge(ENGINE_PROCESS_OPEN_FDS), BOARD.gauge(ENGINE_PROCESS_MAX_FDS)),
+                    "engine, {{instance}}",
+                ),
+            ),
+            width=12,
+            colors=PROCESS_SHADES,
             thresholds=(Threshold(0.8, palette.BAD),),
         ),
         Panel(
-            title="Uptime",
+            title="Uptime, by process",
             unit=Unit.SECONDS,
             about=PROCESS_START_SECONDS,
-            why="A fall to 0 is a restart of the whole server, after which all its counters begin anew.",
-            queries=(Query(f"time() - {BOARD.gauge(PROCESS_START_SECONDS)}", "{{instance}}"),),
-            width=16,
+            why="The API's falls to 0 when the whole server was restarted, the engine's also when only that was.",
+            queries=(
+                Query(f"time() - {BOARD.gauge(PROCESS_START_SECONDS)}", "API, {{instance}}"),
+                Query(f"time() - {BOARD.gauge(ENGINE_PROCESS_START_SECONDS)}", "engine, {{instance}}"),
+            ),
+            width=12,
+            colors=PROCESS_SHADES,
         ),
         Panel(
             title="Model",

@@ -6,6 +6,7 @@ import re
 
 LABEL_LISTS = ("by", "without", "on", "ignoring", "group_left", "group_right")
 WORDS = frozenset({*LABEL_LISTS, "and", "or", "unless", "bool", "offset", "inf", "nan"})
+CALLS = ("(", "by", "without")  # what follows a function, or an aggregation whose labels come first
 TOKEN = re.compile(
     r"""
       (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)
@@ -36,23 +37,36 @@ def tokens(promql: str) -> list[tuple[str, str]]:
 
 def metric_names(promql: str) -> set[str]:
     """What is selected: names that are no function, no word of the language, and in no braces, range or label list."""
-    names: set[str] = set()
+    return {selector.partition("{")[0] for selector in selectors(promql)}
+
+
+def selectors(promql: str) -> set[str]:
+    """Each name that is selected, with the braces after it."""
+    found: set[str] = set()
     depth = 0
-    closing = None  # of the label list that we are in
+    in_labels = False
     stream = tokens(promql)
     for position, (kind, text) in enumerate(stream):
         following = stream[position + 1][1] if position + 1 < len(stream) else ""
         if kind == "sign":
             depth += (text in "{[") - (text in "}]")
             if text == "(" and position and stream[position - 1][1].lower() in LABEL_LISTS:
-                closing = ")"
-            elif text == closing:
-                closing = None
-        elif kind == "name" and not depth and closing is None and text.lower() not in WORDS and following != "(":
-            if position + 2 < len(stream) and following.lower() in ("by", "without"):
-                continue  # an aggregation whose labels come first: sum by (x) (...)
-            names.add(text)
-    return names
+                in_labels = True
+            elif text == ")":
+                in_labels = False
+        elif kind == "name" and not depth and not in_labels and text.lower() not in WORDS:
+            if following.lower() in CALLS:
+                continue
+            found.add(text + _braces(stream[position + 1 :]))
+    return found
+
+
+def _braces(stream: list[tuple[str, str]]) -> str:
+    """The matchers that the stream begins with, if any."""
+    if not stream or stream[0][1] != "{":
+        return ""
+    end = stream.index(("sign", "}"))
+    return "".join(text for _, text in stream[: end + 1])
 
 
 def label_values_name(query: str) -> str:

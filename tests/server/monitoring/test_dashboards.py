@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from server.metrics import catalogue
 from server.metrics.catalogue import KV_PAGES
+from server.metrics.metric_spec import Label
+from server.monitoring import palette
 from server.monitoring.boards import BOARDS
 from server.monitoring.dashboard import Dashboard, Row
 from server.monitoring.dashboard_json import dashboard_model
@@ -119,6 +122,22 @@ def test_a_page_state_has_one_colour_on_all_boards() -> None:
     assert colors == {state: {color} for state, color in PAGE_STATES.items()}
 
 
+@pytest.mark.parametrize(
+    ("label", "colors"),
+    [
+        (catalogue.HOST_STATES, palette.HOST_STATES),
+        (catalogue.MISS_REASONS, palette.MISSES),
+        (catalogue.OUTCOMES, palette.OUTCOMES),
+        (catalogue.PARTS, palette.STEP_PARTS),
+        (catalogue.REFUSAL_REASONS, palette.REFUSALS),
+        (catalogue.WAIT_REASONS, palette.WAIT_REASONS),
+    ],
+)
+def test_every_value_of_a_label_has_a_colour_of_its_own(label: Label, colors: dict[str, str]) -> None:
+    assert set(label.values) == set(colors)
+    assert len(set(colors.values())) == len(colors)
+
+
 def test_every_latency_histogram_of_the_latency_board_has_quantiles_and_the_main_ones_a_heatmap() -> None:
     shown = panels(MODELS["octavo-latency"])
     heatmaps = {panel["targets"][0]["expr"] for panel in shown if panel["type"] == "heatmap"}
@@ -128,7 +147,7 @@ def test_every_latency_histogram_of_the_latency_board_has_quantiles_and_the_main
             assert panel["targets"][0]["format"] == "heatmap"
             assert panel["options"]["calculate"] is False
     quantiles = [panel for panel in shown if [t["legendFormat"] for t in panel["targets"]] == ["p50", "p90", "p99"]]
-    assert len(quantiles) == 11
+    assert len(quantiles) == 12
 
 
 def make_panel(width: int, height: int = 8, why: str = "Because.") -> Panel:

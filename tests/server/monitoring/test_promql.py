@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server.metrics.metric_spec import counter, gauge, histogram
+from server.metrics.metric_spec import Label, counter, gauge, histogram
 from server.monitoring.promql import Level, Scope, add, minus, ratio
 
 PAGES = gauge("pages", "Pages.", "group", "state")
 HITS = counter("hits_tokens", "Hits.")
-MISSES = counter("misses", "Misses.", "reason")
+MISSES = counter("misses", "Misses.", Label("reason", ("a", "b")))
 WAIT = histogram("wait_seconds", "Seconds.", (0.5, 2))
 
 BOARD = Scope(Level.SELECTION, "$__rate_interval", 'job=~"$job"')
@@ -63,6 +63,7 @@ def test_terms_of_several_parts_are_put_in_parentheses() -> None:
         (lambda: BOARD.total(PAGES, "reason"), "pages has no label reason; it has: group, state"),
         (lambda: BOARD.gauge(PAGES, stat="held"), "pages has no label stat; it has: group, state"),
         (lambda: BOARD.rate(HITS, reason="x"), "hits_tokens has no label reason; it has: none"),
+        (lambda: BOARD.rate(MISSES, reason="c|d"), "misses has no reason c.d; it has: a, b"),
         (lambda: BOARD.rate(PAGES), "pages is a gauge, not a counter"),
         (lambda: BOARD.gauge(HITS), "hits_tokens is a counter, not a gauge"),
         (lambda: BOARD.quantile(0.5, PAGES), "pages is a gauge, not a histogram"),

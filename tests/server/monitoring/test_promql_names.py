@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.monitoring.promql_names import label_values_name, metric_names, tokens
+from tests.server.monitoring.promql_names import label_values_name, metric_names, selectors, tokens
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from tests.server.monitoring.promql_names import label_values_name, metric_names
 )
 def test_names_are_what_is_selected(promql: str, names: set[str]) -> None:
     assert metric_names(promql) == names
+
+
+def test_a_selector_has_its_matchers() -> None:
+    assert selectors('rate(a{x="}", y=~"1"}[5m]) / on (job) b') == {'a{x="}",y=~"1"}', "b"}
 
 
 def test_what_is_no_promql_is_an_error() -> None:
