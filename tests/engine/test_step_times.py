@@ -57,6 +57,11 @@ def test_a_step_is_divided_where_drawing_comes_last(clock: Clock, times: StepTim
     assert (times.steps, times.seconds) == (1, 2.375)
     assert (times.durations.total, times.tokens.total, times.sequences.total) == (2.375, 6.0, 2.0)
     assert [sum(one.counts) for one in (times.durations, times.tokens, times.sequences)] == [1, 1, 1]
+    times.begin()
+    clock.now += 1.0
+    times.lap("output")
+    times.end(batch(1))
+    assert (times.steps, times.seconds, times.durations.total) == (2, 3.375, 3.375)
 
 
 def test_of_a_step_that_ran_beside_others_only_the_wait_counts(clock: Clock, times: StepTimes) -> None:

@@ -142,11 +142,12 @@ def test_a_window_that_is_full_exhausts_nothing(simulate: type[Simulation]) -> N
     sim = simulate(num_pages=12, budget=64, windows=[32], watermark_tokens=0)
     sim.add("a", 60, 2000)
     sim.step()
+    sim.scheduler.outlook.step_time.observe(1, 0.5)
     assert sim.scheduler.outlook.exhaustion_seconds(sim.scheduler.running) is None
 
 
 def test_what_the_next_to_start_could_not_get_is_told_while_pages_are_why(simulate: type[Simulation]) -> None:
-    sim = simulate(num_pages=8, budget=128, watermark_tokens=0)
+    sim = simulate(num_pages=8, budget=128, max_num_seqs=2, watermark_tokens=0)
     sim.add("a", 60, 40)
     sim.step()
     assert sim.scheduler.planner.wanted_pages == 0
@@ -154,6 +155,8 @@ def test_what_the_next_to_start_could_not_get_is_told_while_pages_are_why(simula
     sim.step()
     wanted = sim.scheduler.explain("b").wanted_pages
     assert sim.scheduler.planner.wanted_pages == wanted > sim.blocks.available_pages
-    sim.abort("a")
+    sim.add("small", 4, 9)
     sim.step()
+    assert sim.running == ["a", "small"], "now as many run as may"
+    assert sim.requests["b"].wanted_pages > 0
     assert sim.scheduler.planner.wanted_pages == 0
