@@ -157,6 +157,7 @@ def test_what_the_next_to_start_could_not_get_is_told_while_pages_are_why(simula
     assert sim.scheduler.planner.wanted_pages == wanted > sim.blocks.available_pages
     sim.add("small", 4, 9)
     sim.step()
+    sim.step()
     assert sim.running == ["a", "small"], "now as many run as may"
     assert sim.requests["b"].wanted_pages > 0
     assert sim.scheduler.planner.wanted_pages == 0
