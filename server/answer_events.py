@@ -15,6 +15,7 @@ from typing import Protocol
 from server.errors import ApiError, internal_error
 from server.generation.generation_group import Usage
 from server.http.sse import comment
+from server.observation.current import note_error
 from server.openai.chat_session import ChatDelta, ChatSession
 
 logger = logging.getLogger("octavo.server")
@@ -54,9 +55,12 @@ async def event_frames(session: ChatSession, events: AnswerEvents) -> AsyncGener
     except ApiError as error:
         if not opened and not waited:
             raise
+        note_error(error.kind)
         yield (b"" if opened else events.opening(session.usage)) + events.failure(error)
     except Exception:
         if not opened and not waited:
             raise
         logger.exception("a stream failed")
-        yield (b"" if opened else events.opening(session.usage)) + events.failure(internal_error())
+        failure = internal_error()
+        note_error(failure.kind)
+        yield (b"" if opened else events.opening(session.usage)) + events.failure(failure)

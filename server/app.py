@@ -6,16 +6,19 @@ by `server.openai.body`, which is stricter than a framework's own validation.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import orjson
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from engine.client import EngineState
 from server.anthropic.messages import count_message_tokens, create_message
-from server.auth import RequireKeys
+from server.auth import RequireKeys, is_guarded
 from server.dashboard.routes import add_dashboard_routes
 from server.errors import unavailable
 from server.http.body_limit import BodyLimit
@@ -23,6 +26,7 @@ from server.http.count_responses import CountResponses
 from server.http.error_answers import install_error_handlers
 from server.http.request_id import HEADER as REQUEST_ID_HEADER
 from server.http.request_id import ShowRequestId
+from server.observation.record_requests import NoteRoute, RecordRequests
 from server.openai.chat import create_chat_completion
 from server.openai.completions import create_completion
 from server.openai.embeddings import create_embeddings
@@ -36,15 +40,28 @@ from server.tokenization.tokenize import tokenize
 from server.tokenization.tokenizer_info import tokenizer_info
 from server.version import octavo_version
 
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig  # not in every version that serves
+
 READING = ["GET", "HEAD"]
+
+# The framework's own spans and logs would tell messages of exceptions; ours are in server.tracing.
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
 def create_app(state: ServerState) -> FastAPI:
     """The ASGI app that serves ``state``."""
     version = octavo_version()
     app = FastAPI(
-        title="Octavo", version=version, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Octavo",
+        version=version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=NO_TELEMETRY,
     )
+    app.add_middleware(NoteRoute)
     app.add_middleware(ShowRequestId)
     app.add_middleware(BodyLimit, limit=state.body_limit)
     if state.api_keys or state.admin_key:
@@ -60,6 +77,7 @@ def create_app(state: ServerState) -> FastAPI:
             expose_headers=[REQUEST_ID_HEADER, "retry-after"],
         )
     app.add_middleware(CountResponses, metrics=state.metrics, routes=app.routes)  # sees whatever is answered
+    app.add_middleware(RecordRequests, journal=state.journal, is_api=is_guarded, paths=lambda: _paths(app))
     install_error_handlers(app)
 
     @app.post("/v1/completions")
@@ -161,3 +179,8 @@ def create_app(state: ServerState) -> FastAPI:
 
     add_dashboard_routes(app, state)
     return app
+
+
+def _paths(app: FastAPI) -> list[str]:
+    """Of all routes that have no parameters."""
+    return [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError
 from server.http.error_answers import error_response
+from server.observation.current import current_record
 from server.tenant import NO_TENANT, tenant_name
 
 TEXT_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})  # what is guarded beside /v1
@@ -66,10 +67,6 @@ class ApiKeys:
         """Whose share of the server a request with this header counts towards. ApiError 401 as for `salt`."""
         key = self._find(authorization)
         return NO_TENANT if key is None else key.tenant
-
-    def check(self, authorization: str | None) -> None:
-        """ApiError 401 when keys are configured and the header has none of them."""
-        self._find(authorization)
 
     def _find(self, authorization: str | None) -> _Key | None:
         if not self._keys:
@@ -143,8 +140,10 @@ class RequireKeys:
         await self._app(scope, receive, send)
 
     def _check(self, path: str, authorization: str | None) -> None:
-        if path == "/v1" or path.startswith("/v1/") or path in TEXT_PATHS:
-            self._api_keys.check(authorization)
+        if is_guarded(path):
+            tenant = self._api_keys.tenant(authorization)
+            if (record := current_record()) is not None:
+                record.tenant = tenant
         elif path.startswith(DASHBOARD_DATA):
             if self._api_keys and not self._admin_key:
                 message = (
@@ -152,6 +151,11 @@ class RequireKeys:
                 )
                 raise ApiError(403, message, code="admin_key_needed")
             self._admin_key.check(authorization)
+
+
+def is_guarded(path: str) -> bool:
+    """Whether a path is of the API, which keys are for."""
+    return path == "/v1" or path.startswith("/v1/") or path in TEXT_PATHS
 
 
 def _with_authorization(scope: Scope) -> Scope:

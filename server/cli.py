@@ -40,8 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _simulate(given[1:])
     parsed = _parser().parse_args(given)
     from engine.log_format import LogFormat, set_up_logging
+    from server.observation.current import log_context
 
-    set_up_logging(LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)))
+    set_up_logging(LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)), log_context)
     try:
         return _run(parsed, began)
     except KeyboardInterrupt:
@@ -104,6 +105,8 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         metrics_compat=parsed.metrics_compat,
         api_keys=(*parsed.api_key, *_keys_of_environment()),
         admin_key=os.environ.get(ADMIN_KEY_VARIABLE) or None if parsed.admin_key is None else parsed.admin_key,
+        log_requests=parsed.log_requests,
+        otlp_traces_endpoint=parsed.otlp_traces_endpoint,
         engine=_engine_config(parsed),
     )
 

@@ -51,6 +51,11 @@ class ApiError(Exception):
             return RATE_LIMIT
         return INVALID_REQUEST if self.status < 500 else SERVER_ERROR
 
+    @property
+    def kind(self) -> str:
+        """What it is, for those who count and sort errors: the code, or else the type."""
+        return self.code or self.type
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """The error object."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

@@ -114,6 +114,18 @@ def add_log_flags(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="what is written to stderr: text, or one JSON object a line",
     )
+    flags.add_argument(
+        "--log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="log one line for each API request that is over: ids, outcome, tokens, seconds, pages",
+    )
+    flags.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send spans of requests to this OTLP collector over HTTP, such as http://127.0.0.1:4318/v1/traces; needs "
+        "octavo[tracing], and follows OTEL_* variables of the environment",
+    )
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:

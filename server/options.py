@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from engine.config import ConfigError, EngineConfig
 from server.text.reasoning import REASONING_TAGS
@@ -14,6 +16,7 @@ DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
 AUTO = "auto"
 NONE = "none"
 VLLM = "vllm"
+TRACING_MODULE = "opentelemetry.exporter.otlp.proto.http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +84,30 @@ def _check_parser(flag: str, name: str, known: Collection[str]) -> None:
         raise ConfigError(f"{flag} {name}: must be {AUTO}, {', '.join(known)} or {NONE}")
 
 
+def _check_tracing(endpoint: str) -> None:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError("--otlp-traces-endpoint: must be a URL such as http://127.0.0.1:4318/v1/traces")
+    try:
+        found = find_spec(TRACING_MODULE) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        raise ConfigError("--otlp-traces-endpoint: needs packages that pip install 'octavo[tracing]' brings")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(ModelOptions):
-    """Choices of one `octavo serve`; ``shutdown_timeout`` is in seconds."""
+    """Choices of one `octavo serve`; ``shutdown_timeout`` is in seconds.
+
+    ``log_requests``: one line for each request that is over. ``otlp_traces_endpoint``: URL that spans are sent to.
+    """
 
     host: str
     port: int
     shutdown_timeout: float
+    log_requests: bool = True
+    otlp_traces_endpoint: str | None = None
 
     def validate(self) -> None:
         """Raise ConfigError for the first setting that cannot work."""
@@ -95,4 +115,6 @@ class ServeOptions(ModelOptions):
             raise ConfigError(f"--port {self.port}: must be from 0 to 65535")
         if not self.shutdown_timeout >= 0:
             raise ConfigError(f"--shutdown-timeout {self.shutdown_timeout}: must not be negative")
+        if self.otlp_traces_endpoint is not None:
+            _check_tracing(self.otlp_traces_endpoint)
         ModelOptions.validate(self)

@@ -15,7 +15,10 @@ from itertools import islice
 import msgspec
 
 from engine.messages import PreemptionNote
+from scheduler.request import FinishReason
 from server.http.request_id import RequestId
+from server.observation.current import current_record
+from server.observation.request_record import RequestRecord
 from server.tenant import NO_TENANT
 
 MAX_REMEMBERED = 10_000  # requests; those beyond are served like others, and not found
@@ -24,17 +27,29 @@ ANOTHER_REQUEST = "another request"  # instead of an id that a tenant must not r
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InFlightRequest:
-    """One API request; ``arrived`` is on the clock of ``time.monotonic``. Its sequences are open until they end."""
+    """One API request; ``arrived`` is on the clock of ``time.monotonic``. Its sequences are open until they end.
+
+    ``record`` is what is told of the request when it is over, in a request's own task that of this request.
+    """
 
     request_id: RequestId
     tenant: str
     arrived: float
     sequence_ids: Sequence[str]
+    record: RequestRecord | None = field(default_factory=current_record)
     _ended: set[str] = field(default_factory=set)
 
-    def end(self, number: int) -> None:
-        """The sequence at this place has ended."""
-        self._ended.add(self.sequence_ids[number])
+    def begin(self, number: int) -> None:
+        """The sequence at this place goes to the engine."""
+        if self.record is not None:
+            self.record.begin_sequence(self.sequence_ids[number], number)
+
+    def end(self, number: int, reason: FinishReason) -> None:
+        """The sequence at this place has ended, for a reason that its client is told."""
+        name = self.sequence_ids[number]
+        self._ended.add(name)
+        if self.record is not None and name in self.record.sequences:
+            self.record.sequences[name].finish_reason = reason
 
     @property
     def open_sequence_ids(self) -> list[str]:

@@ -26,6 +26,7 @@ from server.startup import say, say_started
 
 if TYPE_CHECKING:
     from server.http.http_server import HttpServer
+    from server.observation.journal import RequestObserver
     from server.state import ServerState
 
 DRAIN_POLL_SECONDS = 0.05
@@ -54,10 +55,17 @@ async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listene
     stop = _stop_on_signals()
     start = ModelStart(options, *model)
     http: HttpServer | None = None
+    state: ServerState | None = None
+    observers: list[RequestObserver] = []
     try:
         # In a thread, so that this loop can tell the engine's process meanwhile what to load.
         http_server = await asyncio.to_thread(import_module, "server.http.http_server")
         state = start.state()
+        from server.observation.observers import make_observers  # with the HTTP stack, which is there by now
+
+        observers += await asyncio.to_thread(make_observers, options)
+        for observer in observers:
+            state.journal.add(observer)
         http = http_server.HttpServer(state, listener)
         finishing = asyncio.create_task(start.finish(state))
         if not await _unless(stop, finishing):
@@ -73,6 +81,9 @@ async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listene
         return 0
     finally:
         await asyncio.gather(start.close(), *((http.close(),) if http is not None else ()))
+        if state is not None:
+            state.journal.close()
+        await asyncio.gather(*(asyncio.to_thread(observer.close) for observer in observers))
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -89,7 +89,7 @@ def startup_fields(
         "max_num_batched_tokens": ready.max_num_batched_tokens,
         "num_speculative_tokens": ready.num_speculative_tokens,
         "startup_seconds": round(total, 3),
-        "stage_seconds": {**seconds, **ready.stage_seconds},
+        "stage_seconds": {stage: round(took, 3) for stage, took in {**seconds, **ready.stage_seconds}.items()},
         "warnings": ready.warnings,
         "url": f"{url}/v1",
     }

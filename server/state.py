@@ -15,6 +15,7 @@ from server.dashboard.page_map_feed import PageMapFeed
 from server.errors import model_not_found, unavailable
 from server.grammar_checker import GrammarChecker
 from server.metrics.metrics import Metrics
+from server.observation.journal import RequestJournal
 from server.openai.responses.response_store import ResponseStore
 from server.options import DEFAULT_SILENCE_LIMIT_SECONDS, NONE, VLLM
 from server.request_ends import RequestEnds
@@ -59,6 +60,7 @@ class ServerState:
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
     request_ends: RequestEnds = field(default_factory=RequestEnds)
+    journal: RequestJournal = field(default_factory=RequestJournal)
     responses: ResponseStore = field(default_factory=ResponseStore)
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     metrics: Metrics = field(init=False)
@@ -72,6 +74,7 @@ class ServerState:
             with_vllm_names=self.metrics_compat == VLLM,
         )
         self.request_ends.subscribe(self.metrics.observe_engine_end)
+        self.request_ends.subscribe(self.journal.sequence_ended)
         self.client.on_end = self.request_ends.tell
         self.page_map = PageMapFeed(self.client, self.requests, self.served_model_name)
 

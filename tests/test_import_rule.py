@@ -48,7 +48,11 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
             "server.garbage_collection",
             "server.http.http_server",
             "server.http.listener",
+            "server.logs.request_log",
+            "server.observation.journal",
             "server.state",
+            "server.tracing.span_export",
+            "server.tracing.tracer",
             "server.text.token_spelling",
             "server.text_parts",
         }

@@ -79,11 +79,11 @@ class Generation:
         self._begun = False
         self._output = OutputText(tokenizer, rules)
         self._arrived = arrived
-        self._first_token_at = 0.0
         self._last_token_at: float | None = None
         self._num_drawn_tokens = 0
         self._logprob = 0.0
         self.num_cached_tokens = 0
+        self.first_token_at: float | None = None  # on the clock of time.monotonic
 
     @property
     def num_completion_tokens(self) -> int:
@@ -186,9 +186,9 @@ class Generation:
         return token_ids[:-1] if ended else token_ids
 
     def _end(self, outcome: FinishReason) -> RequestEnd:
-        token_seconds = None
-        if self._last_token_at is not None and self._num_drawn_tokens > 1:
-            token_seconds = (self._last_token_at - self._first_token_at) / (self._num_drawn_tokens - 1)
+        token_seconds, first, last = None, self.first_token_at, self._last_token_at
+        if first is not None and last is not None and self._num_drawn_tokens > 1:
+            token_seconds = (last - first) / (self._num_drawn_tokens - 1)
         return RequestEnd(
             outcome=outcome,
             seconds=time.monotonic() - self._arrived,
@@ -201,7 +201,7 @@ class Generation:
     def _observe_tokens(self, num_tokens: int) -> None:
         now = time.monotonic()
         if self._last_token_at is None:
-            self._first_token_at = now
+            self.first_token_at = now
             self._metrics.observe_first_token(now - self._arrived)
         else:
             self._metrics.observe_tokens(now - self._last_token_at, num_tokens)

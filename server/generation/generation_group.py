@@ -88,6 +88,11 @@ class GenerationGroup:
             cached_tokens=sum(prompt.generations[0].num_cached_tokens for prompt in self._prompts),
         )
 
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token of any sample came, on the clock of ``time.monotonic``."""
+        return min((at for one in self._generations if (at := one.first_token_at) is not None), default=None)
+
     def num_completion_tokens(self, number: int) -> int:
         """Tokens so far of the sample of this number."""
         return self._generations[number].num_completion_tokens
@@ -97,6 +102,7 @@ class GenerationGroup:
 
         Where every sample is a choice, the number is the choice's index.
         """
+        self._begin()
         with self._registry.holding(self._request):
             if len(self._generations) == 1:
                 async with contextlib.aclosing(self._generations[0].stream()) as alone:
@@ -106,6 +112,12 @@ class GenerationGroup:
             async with contextlib.aclosing(self._merged()) as merged:
                 async for number, delta in merged:
                     yield number, delta if delta.finish_reason is None else self._ended(number, delta)
+
+    def _begin(self) -> None:
+        if (record := self._request.record) is not None:
+            record.tenant, record.progress = self._request.tenant, self
+        for number in range(len(self._generations)):
+            self._request.begin(number)
 
     async def _merged(self) -> AsyncGenerator[tuple[int, TextDelta]]:
         # Bounded, so that a slow reader slows the reading of the engine's collectors, where deltas merge.
@@ -126,7 +138,8 @@ class GenerationGroup:
 
     def _ended(self, number: int, last: TextDelta) -> TextDelta:
         """``last`` as its client may see it."""
-        self._request.end(number)
+        assert last.finish_reason is not None
+        self._request.end(number, last.finish_reason)
         if last.ledger is None:
             return last
         preemptions = self._registry.shown(self._request.tenant, last.ledger.preemptions)

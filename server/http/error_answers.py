@@ -17,13 +17,15 @@ from server.anthropic.errors import anthropic_error_response
 from server.errors import ApiError, from_http, internal_error
 from server.http.disconnect import ClientDisconnected
 from server.http.request_id import request_id_header
+from server.observation.current import note_error
+from server.observation.request_record import CLIENT_CLOSED_REQUEST
 
 ANTHROPIC_PATH = "/v1/messages"
-CLIENT_CLOSED_REQUEST = 499
 
 
 def error_response(error: ApiError, path: str) -> Response:
     """The whole answer, in the shape that clients of ``path`` read."""
+    note_error(error.kind)
     if path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/"):
         return anthropic_error_response(error)
     return error.response()

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import bad_request
+from server.observation.current import current_record
 
 HEADER = "x-request-id"
 MAX_CHARACTERS = 128
@@ -38,6 +39,8 @@ def identify(request: Request, prefix: str) -> RequestId:
         raise bad_request(f"X-Request-Id: must be 1 to {MAX_CHARACTERS} printable ASCII characters", "X-Request-Id")
     request_id = RequestId(f"{prefix}-{uuid.uuid4().hex}", chosen)
     request.scope["state"][STATE_KEY] = request_id.shown
+    if (record := current_record()) is not None:
+        record.own_id, record.shown_id = request_id.own, request_id.shown
     return request_id
 
 

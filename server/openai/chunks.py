@@ -17,6 +17,7 @@ import orjson
 from server.errors import ApiError, internal_error
 from server.generation.generation_group import Usage
 from server.http.sse import DONE, comment, error_frame, frame
+from server.observation.current import note_error
 
 logger = logging.getLogger("octavo.server")
 
@@ -142,10 +143,13 @@ async def stream_frames(
     except ApiError as error:
         if not started:
             raise
+        note_error(error.kind)
         yield error_frame(error)
     except Exception:
         if not started:
             raise
         logger.exception("a stream failed")
-        yield error_frame(internal_error())
+        failure = internal_error()
+        note_error(failure.kind)
+        yield error_frame(failure)
     yield DONE

@@ -17,10 +17,13 @@ from starlette.responses import Response
 from engine.client import EngineError
 from engine.messages import EngineReady, EngineRequest
 from engine.sampling_params import SamplingParams
+from scheduler.request import FinishReason
 from server.errors import bad_request, from_engine
 from server.generation.embedding import embed
+from server.generation.generation_group import Usage
 from server.http.disconnect import unless_disconnected
 from server.http.request_id import identify
+from server.observation.request_record import PromptProgress
 from server.openai.body import parse_body
 from server.openai.embedding_body import EmbeddingBody
 from server.openai.embedding_vector import EmbeddingVector
@@ -60,6 +63,9 @@ async def create_embeddings(state: ServerState, request: Request) -> Response:
         arrived=arrived,
         sequence_ids=tuple(one.request_id for one in requests),
     )
+    if (record := in_flight.record) is not None:
+        record.model, record.tenant = state.served_model_name, tenant
+        record.progress = PromptProgress(Usage(sum(map(len, prompts)), 0, 0))
     with state.requests.holding(in_flight):
         vectors = await unless_disconnected(request.receive, _embed_all(state, ready, requests, in_flight))
     shown = [EmbeddingVector(vector, body.dimensions) for vector in vectors]
@@ -114,8 +120,9 @@ async def _embed_all(
 
     async def one(number: int, request: EngineRequest) -> bytes:
         async with running:
+            in_flight.begin(number)
             vector = await embed(state, request, in_flight.arrived)
-            in_flight.end(number)
+            in_flight.end(number, FinishReason.LENGTH)
             return vector
 
     tasks = [asyncio.create_task(one(*numbered)) for numbered in enumerate(requests)]

@@ -169,6 +169,8 @@ class Submission:
             arrived=self.arrived,
             sequence_ids=tuple(chain.from_iterable(names)),
         )
+        if (record := request.record) is not None:
+            record.model, record.streams = self.state.served_model_name, self.body.stream is True
         samples = [self._samples(own, *prompt) for own, prompt in zip(names, prompts, strict=True)]
         return GenerationGroup(samples, request, self.state.requests)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from engine.channel import LENGTH, decode_from_engine, frame
 from engine.config import EngineConfig
+from engine.log_format import LogFormat
 from engine.messages import EngineFailed
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +29,11 @@ sys.exit(process.main())
 """
 
 
-def test_an_error_of_any_kind_at_the_start_is_told_in_one_line_and_traced() -> None:
+def start(config: EngineConfig) -> tuple[subprocess.CompletedProcess[str], bytes]:
+    """The process that could not start, and what it sent."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(frame(EngineConfig(model="m")))
+        ours.sendall(frame(config))
         ours.settimeout(60)
         finished = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
@@ -41,8 +44,20 @@ def test_an_error_of_any_kind_at_the_start_is_told_in_one_line_and_traced() -> N
             check=False,
         )
         theirs.close()
-        received = b"".join(iter(lambda: ours.recv(4096), b""))
+        return finished, b"".join(iter(lambda: ours.recv(4096), b""))
+
+
+def test_an_error_of_any_kind_at_the_start_is_told_in_one_line_and_traced() -> None:
+    finished, received = start(EngineConfig(model="m"))
     reason = "the engine could not start: DoesNotFit: out of resource: shared memory"
     assert decode_from_engine(received[LENGTH.size :]) == EngineFailed(reason)
     assert finished.returncode == 1
     assert "Traceback" in finished.stderr
+
+
+def test_the_process_logs_in_the_format_that_its_config_says() -> None:
+    finished, _ = start(EngineConfig(model="m", log_format=LogFormat.JSON))
+    [line] = map(json.loads, finished.stderr.splitlines())
+    assert (line["level"], line["logger"]) == ("error", "octavo.engine")
+    assert line["message"] == "the engine could not start"
+    assert line["stack"].endswith("DoesNotFit: out of resource: shared memory\nand more lines\n")

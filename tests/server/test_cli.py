@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -55,7 +56,8 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--engine-silence-limit --scheduling-policy --priority-aging --tenant-weights --long-prefill-token-threshold "
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
-        "--tool-call-parser --reasoning-parser --log-format --metrics-compat"
+        "--tool-call-parser --reasoning-parser --log-format --metrics-compat --log-requests --no-log-requests "
+        "--otlp-traces-endpoint"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -166,10 +168,35 @@ def test_the_place_in_the_queue_is_told_on_request_only() -> None:
         ([*FAIR, "--tenant-weights", "1,2,3"], "--tenant-weights: 3 weights for 2 API keys"),
         *(([*FAIR, f"--tenant-weights=1,{weight}"], "--tenant-weights: every weight") for weight in ("0", "-1", "nan")),
         *((["--api-key", key], "--api-key") for key in ("", "two words", "schlüssel", "tab\there")),
+        *((["--otlp-traces-endpoint", url], "must be a URL such as") for url in ("", "localhost:4318", "ftp://a/b")),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(capsys: pytest.CaptureFixture[str], arguments, named) -> None:
     assert named in fails(capsys, *arguments)
+
+
+def test_traces_need_packages_which_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.options.find_spec", lambda name: None)
+    assert "octavo[tracing]" in fails(capsys, "--otlp-traces-endpoint", "http://127.0.0.1:4318")
+
+
+def test_whoever_wants_no_traces_imports_nothing_for_them() -> None:
+    program = (
+        "import sys, server.cli, server.serving, server.http.http_server, server.observation.observers; "
+        "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+def test_errors_of_a_start_are_json_where_logs_are() -> None:
+    command = [sys.executable, "-m", "server.cli", "serve", "/no/such/model", "--log-format", "json", "--port", "0"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 1
+    [line] = map(json.loads, finished.stderr.splitlines())
+    assert (line["level"], line["logger"]) == ("error", "octavo.server")
+    assert "/no/such/model" in line["message"]
 
 
 def test_a_key_that_cannot_work_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

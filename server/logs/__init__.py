@@ -1,0 +1,1 @@
+"""One line for each API request that is over."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of API requests. Imported only where they are asked for: it needs octavo[tracing]."""
