@@ -23,6 +23,7 @@ from engine.messages import (
     EngineRequest,
     EngineStats,
     GroupUsage,
+    Ledger,
     ReadStats,
     RequestDelta,
     Shutdown,
@@ -37,17 +38,36 @@ CONTEXT = 8_192
 VOCAB_SIZE = 262_144
 NUM_PAGES = 1_000_000
 PAGE_BYTES = 49_152
+LEDGER = Ledger(
+    queue_seconds=0.0,
+    prefill_seconds=0.0,
+    decode_seconds=0.0,
+    peak_pages=1,
+    page_seconds=0.0,
+    cached_tokens=0,
+    recomputed_tokens=0,
+    rotations=0,
+    draft_tokens=0,
+    accepted_draft_tokens=0,
+    preemptions=[],
+)
 TEMPLATE_TOKENS = 8  # at both ends of a prompt: BOS and what a chat template adds, which may be stop strings
 
 
 def _stats() -> EngineStats:
     group = GroupUsage(name="full", cached=0, held=0, bytes_held=0, shared=0, evicted=0, held_slots=0, wasted_slots=0)
     counts = dict.fromkeys(EngineStats.__struct_fields__, 0)
-    lists = {"groups": [group], "preemptions": [], "waiting_by_reason": {}, "refusals": {}, "missed_prompt_tokens": {}}
+    lists: dict[str, object] = {
+        "groups": [group],
+        "preemptions": [],
+        "waiting_by_reason": {},
+        "refusals": {},
+        "missed_prompt_tokens": {},
+    }
     none = Histogram.empty(())
     steps = {"step_part_seconds": {}, "step_durations": none, "step_tokens": none, "step_sequences": none}
     lists |= {"tenant_page_seconds": {}, **steps}
-    return EngineStats(**(counts | {"pages_total": NUM_PAGES, "pages_free": NUM_PAGES} | lists))  # type: ignore[arg-type]
+    return EngineStats(**{**counts, "pages_total": NUM_PAGES, "pages_free": NUM_PAGES, **lists})  # type: ignore[arg-type]
 
 
 def _ready(num_streams: int) -> EngineReady:
@@ -114,7 +134,8 @@ class FedEngine:
         deltas = []
         for name, (tokens, max_tokens) in list(self._streams.items()):
             finish = FinishReason.LENGTH if self._steps >= max_tokens else None
-            deltas.append(RequestDelta(request_id=name, token_ids=[next(tokens)], finish_reason=finish))
+            ledger = None if finish is None else LEDGER
+            deltas.append(RequestDelta(request_id=name, token_ids=[next(tokens)], finish_reason=finish, ledger=ledger))
             if finish is not None:
                 del self._streams[name]
         self._channel.send(StepOutput(deltas=deltas))
