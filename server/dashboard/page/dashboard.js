@@ -17,6 +17,7 @@ class Dashboard {
     this.map = new PageMap(this.palette, this.card, (handle) => this.#pickHandle(handle));
     this.list = new RequestList(this.requests, this.palette, (id) => this.pick(id === this.panel.id ? null : id));
     this.panel = new RequestPanel(this.source, this.requests, {
+      onShown: () => this.#showPanel(),
       onPages: (pages) => this.#light(pages),
       onPage: (page) => this.map.go(page),
       onClose: () => this.pick(null),
@@ -41,8 +42,12 @@ class Dashboard {
     this.list.show(id);
     this.list.reveal(id);
     this.#light(null);
-    const isStacked = byId("request").getBoundingClientRect().left < byId("map").getBoundingClientRect().right;
-    if (id !== null && isStacked) byId("request").scrollIntoView({ block: "start" });
+  }
+
+  /** Bring the panel into view where it lies below the map, not beside it. */
+  #showPanel() {
+    const panel = byId("request");
+    if (panel.getBoundingClientRect().left < byId("map").getBoundingClientRect().right) panel.scrollIntoView();
   }
 
   #pickHandle(handle) {
@@ -64,9 +69,10 @@ class Dashboard {
   #take(name, data) {
     if (name === "layout") this.#layOut(data);
     else if (name === "engine") this.connection.showEngine(data.state);
+    else if (this.table === null) return; // a layout comes before what it lays out
     else if (name === "requests") this.#takeRequests(data);
     else if (name === "stats") this.#takeStats(data);
-    else if (name === "pages" && this.table) {
+    else if (name === "pages") {
       this.table.apply(data.first, decodeBase64(data.cells));
       this.map.refresh();
     }
@@ -87,9 +93,8 @@ class Dashboard {
       new Option("All groups", ""),
       ...layout.groups.map((group, index) => new Option(group, String(index))),
     );
-    byId("groups").replaceChildren(
-      ...layout.groups.map((group, index) => element("li", "", element("i", `swatch swatch-group swatch-group-${index % 6}`), group)),
-    );
+    const legend = (group, index) => element("li", "", element("i", `swatch swatch-group-${index % 6}`), group);
+    byId("groups").replaceChildren(...layout.groups.map(legend));
     this.map.onlyGroup = null;
   }
 

@@ -4,7 +4,7 @@
 "use strict";
 
 const SPAN = 180; // seconds
-const COUNTERS = ["prompt_tokens", "cached_tokens", "recomputed_tokens", "generation_tokens", "preemptions", "evicted_pages"];
+const COUNTERS = ["prompt_tokens", "cached_tokens", "generation_tokens", "preemptions"];
 
 class History {
   points = [];

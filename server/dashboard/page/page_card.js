@@ -18,7 +18,10 @@ class PageCard {
   #timer = 0;
   #drawn = "";
 
-  /** Show a page beside `place()`, a rectangle of the window; `isPinned` pages stay, and their owners can be picked. */
+  /**
+   * Show a page beside `place()`, a rectangle of the window, null while its cell is scrolled out of sight; `isPinned` pages
+   * stay, and their owners can be picked.
+   */
   show(table, page, isPinned, place) {
     if (page !== this.#page) {
       this.#page = page;
@@ -103,7 +106,8 @@ class PageCard {
     const state = table.state(page);
     const owners = this.#owners();
     const facts = this.#facts(owners);
-    const drawn = JSON.stringify([page, state, owners.map((one) => [one.name, one.handle]), facts, this.isPinned, this.palette.isDark]);
+    const colours = owners.map(({ name, handle }) => [name, handle && this.palette.owner(handle)]);
+    const drawn = JSON.stringify([page, state, colours, facts, this.isPinned]);
     if (drawn !== this.#drawn || card.hidden) {
       this.#drawn = drawn;
       card.replaceChildren(
@@ -113,6 +117,7 @@ class PageCard {
       );
       if (owners.length > 8) card.querySelector("ul").append(element("li", "", `and ${owners.length - 8} more`));
       card.classList.toggle("is-pinned", this.isPinned);
+      card.role = this.isPinned ? "group" : "tooltip";
       card.hidden = false;
     }
     this.#put();
@@ -139,6 +144,8 @@ class PageCard {
   #put() {
     const { card } = this;
     const cell = this.place();
+    card.style.visibility = cell ? "visible" : "hidden";
+    if (!cell) return;
     const width = card.offsetWidth;
     const height = card.offsetHeight;
     const right = cell.right + 10;

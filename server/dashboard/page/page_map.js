@@ -5,6 +5,7 @@
 "use strict";
 
 const JUMP_ROWS = 10;
+const SCROLL_BAR = 16; // CSS pixels left to it
 
 class PageMap {
   /** `onOwner(handle)` when a page's holder is to be picked. */
@@ -13,7 +14,10 @@ class PageMap {
     this.view = byId("map");
     this.sheet = byId("sheet");
     this.canvas = new PageCanvas(byId("cells"), palette);
-    this.view.addEventListener("scroll", () => this.#drawAll());
+    this.view.addEventListener("scroll", () => {
+      this.#hover(0);
+      this.#drawAll();
+    });
     this.sheet.addEventListener("pointermove", (event) => event.pointerType === "mouse" && this.#point(event));
     this.sheet.addEventListener("pointerleave", () => this.#hover(0));
     this.sheet.addEventListener("click", (event) => this.#click(event));
@@ -75,7 +79,7 @@ class PageMap {
     const width = byId("map-room").clientWidth - 2; // without the border
     const room = parseFloat(getComputedStyle(view).maxHeight);
     grid.arrange(width, room, devicePixelRatio);
-    if (grid.sheetHeight > room + 0.5) grid.arrange(width - (view.offsetWidth - view.clientWidth || 12), room, devicePixelRatio);
+    if (grid.sheetHeight > room + 0.5) grid.arrange(width - SCROLL_BAR, room, devicePixelRatio);
     this.sheet.style.height = `${grid.sheetHeight}px`;
     this.canvas.arrange(this.table, grid, Math.min(room, grid.sheetHeight));
     byId("zoom-out").disabled = !grid.canZoomOut;
@@ -246,10 +250,13 @@ class PageMap {
     ring.style.width = ring.style.height = `${size}px`;
   }
 
-  /** A page's cell in the window. */
+  /** A page's cell in the window; null where the map does not show it now. */
   #rectangle(page) {
     const { x, y, size } = this.grid.place(page);
-    const box = this.sheet.getBoundingClientRect();
-    return { left: box.left + x, right: box.left + x + size, top: box.top + y, bottom: box.top + y + size };
+    const sheet = this.sheet.getBoundingClientRect();
+    const view = this.view.getBoundingClientRect();
+    const top = sheet.top + y;
+    if (top + size <= view.top || top >= view.bottom) return null;
+    return { left: sheet.left + x, right: sheet.left + x + size, top, bottom: top + size };
   }
 }

@@ -1,8 +1,9 @@
-// Palette: the colours of the page as numbers that a canvas takes. They are those of page.css in the present theme; owners
+// Palette: the colours of the page as numbers that a canvas takes. They are those of colours.css in the present theme; owners
 // get hues of their own, a golden angle apart and in three lightnesses, so that neighbours differ without hue too.
 "use strict";
 
 const GOLDEN_ANGLE = 137.508;
+const COLOURS = ["panel", "ink", "muted", "line", "held", "cached", "free", "mark", "alarm", "output", "prompt"];
 const GROUP_COLOURS = ["--group-0", "--group-1", "--group-2", "--group-3", "--group-4", "--group-5"];
 
 class Palette {
@@ -23,8 +24,7 @@ class Palette {
       return getComputedStyle(this.#probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
     };
     this.isDark = rgb("--ink")[0] > 128;
-    for (const name of ["paper", "panel", "ink", "muted", "line", "held", "cached", "free", "alarm", "output", "prompt", "mark"])
-      this[name] = rgb(`--${name}`);
+    for (const name of COLOURS) this[name] = rgb(`--${name}`);
     this.groups = GROUP_COLOURS.map(rgb);
   }
 

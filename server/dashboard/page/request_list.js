@@ -43,10 +43,11 @@ class RequestList {
   reveal(id) {
     const item = this.#rows.get(id)?.item;
     if (!item) return;
-    const top = item.offsetTop - this.#list.offsetTop;
+    const list = this.#list;
+    const top = item.offsetTop - list.offsetTop;
     const bottom = top + item.offsetHeight;
-    if (top < this.#list.scrollTop) this.#list.scrollTop = top;
-    else if (bottom > this.#list.scrollTop + this.#list.clientHeight) this.#list.scrollTop = bottom - this.#list.clientHeight;
+    if (top < list.scrollTop) list.scrollTop = top;
+    else if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
   }
 
   #make(sequence) {
@@ -81,8 +82,9 @@ class RequestList {
   #progress(sequence) {
     const { prompt_tokens: prompt, computed_tokens: computed, output_tokens: output } = sequence;
     const often = sequence.preemptions > 0 ? `, preempted ${sequence.preemptions}×` : "";
-    if (output === 0) return `prompt, ${Quantity.count(Math.min(computed, prompt))} of ${Quantity.count(prompt)} tokens${often}`;
-    return `${Quantity.count(prompt)} + ${Quantity.count(output)} tokens${often}`;
+    const whole = Quantity.count(prompt);
+    if (output === 0) return `prompt, ${Quantity.count(Math.min(computed, prompt))} of ${whole} tokens${often}`;
+    return `${whole} + ${Quantity.count(output)} tokens${often}`;
   }
 
   #wait(sequence) {

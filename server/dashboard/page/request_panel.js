@@ -7,9 +7,12 @@ const ASK_SECONDS = 1;
 const MOST_RUNS = 60;
 
 class RequestPanel {
-  /** `onPages(ids or null)` when its pages are known, `onPage(page)` when one is chosen. */
-  constructor(source, requests, { onPages, onPage, onClose }) {
-    Object.assign(this, { source, requests, onPages, onPage });
+  /**
+   * `onShown` when another request is first shown, `onPages(ids or null)` when its pages are known, `onPage(page)` when one
+   * of them is chosen.
+   */
+  constructor(source, requests, { onShown, onPages, onPage, onClose }) {
+    Object.assign(this, { source, requests, onShown, onPages, onPage });
     byId("request-close").addEventListener("click", onClose);
   }
 
@@ -53,7 +56,8 @@ class RequestPanel {
     const body = byId("request-body");
     if (body.firstElementChild?.classList.contains("request-over")) return;
     body.querySelector(".request-text")?.remove();
-    body.prepend(element("p", "request-over", "It has ended. Its pages went back to the pool: full blocks are cached, the rest is free."));
+    const text = "It has ended. Its pages went back to the pool: full blocks are cached, the rest is free.";
+    body.prepend(element("p", "request-over", text));
     this.#asked = Infinity; // and stays so
   }
 
@@ -62,6 +66,7 @@ class RequestPanel {
     this.onPages(pages.length > 0 ? new Set(pages) : null);
     const told = JSON.stringify(report);
     if (told === this.#told) return;
+    const isFirst = this.#told === "";
     this.#told = told;
     const body = byId("request-body");
     const focused = body.contains(document.activeElement) ? document.activeElement.dataset.page : undefined;
@@ -74,7 +79,8 @@ class RequestPanel {
       element("h3", "", "Pages"),
       ...this.#pages(report.pages),
     );
-    if (focused !== undefined) body.querySelector(`[data-page="${focused}"]`)?.focus();
+    if (focused !== undefined) body.querySelector(`[data-page="${focused}"]`)?.focus({ preventScroll: true });
+    if (isFirst) this.onShown();
   }
 
   #standing({ status, tenant, tokens, position, expected_start_seconds: start, wait_reason: reason, ...report }) {
@@ -95,8 +101,10 @@ class RequestPanel {
   #preemptions(notes, id) {
     if (notes.length === 0) return [];
     const rows = notes.map((note) => {
-      const how = note.kind === "swap" ? "moved to host memory" : `${Quantity.of(note.tokens_to_recompute, "token")} to compute again`;
-      const whom = note.requester === id ? "older requests kept their pages" : `for ${this.requests.withNames(note.requester)}`;
+      const lost = `${Quantity.of(note.tokens_to_recompute, "token")} to compute again`;
+      const how = note.kind === "swap" ? "moved to host memory" : lost;
+      const requester = this.requests.withNames(note.requester);
+      const whom = note.requester === id ? "older requests kept their pages" : `for ${requester}`;
       const what = `${whom} (${note.cause}): ${Quantity.of(note.pages_freed, "page")} freed, ${how}`;
       return element("li", "", element("b", "", `after ${Quantity.seconds(note.seconds)} `), what);
     });
@@ -114,7 +122,8 @@ class RequestPanel {
       ["Tokens from cache", Quantity.count(ledger.cached_tokens)],
       ["Tokens recomputed", Quantity.count(ledger.recomputed_tokens)],
     ];
-    if (ledger.draft_tokens > 0) pairs.push(["Drafts that stood", `${ledger.accepted_draft_tokens} of ${ledger.draft_tokens}`]);
+    const { draft_tokens: drafts, accepted_draft_tokens: accepted } = ledger;
+    if (drafts > 0) pairs.push(["Drafts that stood", `${accepted} of ${drafts}`]);
     if (ledger.rotations > 0) pairs.push(["Rotations", Quantity.count(ledger.rotations)]);
     return pairs;
   }
@@ -124,11 +133,10 @@ class RequestPanel {
     for (const [group, pages] of Object.entries(groups)) {
       const runs = Quantity.runs(pages);
       const chips = runs.slice(0, MOST_RUNS).map(([first, last]) => this.#chip(first, last));
-      if (runs.length > MOST_RUNS) chips.push(element("span", "more", `and ${Quantity.of(runs.length - MOST_RUNS, "run")} more`));
-      made.push(
-        element("p", "group-head", element("b", "", group), ` ${Quantity.of(pages.length, "page")}, in the order of the text`),
-        element("p", "chips", ...chips),
-      );
+      const rest = runs.length - MOST_RUNS;
+      if (rest > 0) chips.push(element("span", "more", `and ${Quantity.of(rest, "run")} more`));
+      const count = ` ${Quantity.of(pages.length, "page")}, in the order of the text`;
+      made.push(element("p", "group-head", element("b", "", group), count), element("p", "chips", ...chips));
     }
     return made.some((one) => one.querySelector("button")) ? made : [element("p", "empty", "It holds no page now.")];
   }

@@ -22,7 +22,7 @@ class Theme {
     this.#name = name;
     localStorage.setItem(THEME_NAME, name);
     document.documentElement.dataset.theme = name;
-    setText(byId("theme"), `◐ ${name}`);
+    setText(byId("theme-name"), name);
     byId("theme").setAttribute("aria-label", `Theme: ${name}`);
   }
 }
