@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="folder of the pictures")
     parser.add_argument("--model", default="", help="what to serve (the default model)")
     parser.add_argument("--pages", type=int, default=NUM_PAGES, help="pages of the pool (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=100.0, help="seconds of load before (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=170.0, help="seconds of load before (%(default)s)")
     options = parser.parse_args(arguments)
     chromium = find_chromium()
     if chromium is None:
