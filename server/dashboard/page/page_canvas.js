@@ -191,11 +191,12 @@ class PageCanvas {
     context.textAlign = "right";
     context.textBaseline = "middle";
     const every = Math.max(1, Math.ceil((18 * grid.ratio) / grid.cell));
-    for (let row = 0; row < grid.rows; row += every) {
-      const y = row * grid.cell - this.#top + grid.cell / 2;
-      if (y < 6 * grid.ratio && row > 0) continue;
+    const half = 6 * grid.ratio; // of a number's height
+    const first = Math.ceil(this.#top / grid.cell / every) * every;
+    for (let row = first; row < grid.rows; row += every) {
+      const y = Math.max(half, row * grid.cell - this.#top + grid.cell / 2);
       if (y > this.canvas.height) break;
-      context.fillText(Quantity.count(row * grid.columns + 1), grid.gutter - 8 * grid.ratio, Math.max(y, 6 * grid.ratio));
+      context.fillText(Quantity.count(row * grid.columns + 1), grid.gutter - 8 * grid.ratio, y);
     }
   }
 }
