@@ -6,12 +6,13 @@ Knows the messages of the engine and the fields that the page reads. Never tells
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import orjson
 
 from engine.messages import EngineReady, EngineStats
 from engine.page_messages import PagesRead, SequenceRow
-from server.dashboard.page_cells import CHUNK_PAGES, count_pages
+from server.dashboard.page_cells import CHUNK_PAGES
 from server.http.sse import named_frame
 from server.request_registry import RequestRegistry
 
@@ -57,13 +58,13 @@ def _sequence(row: SequenceRow, registry: RequestRegistry) -> dict[str, object]:
     }
 
 
-def stats_event(read: PagesRead, stats: EngineStats) -> bytes:
-    """Queues and counters; ``pages`` are counted in ``read``, so that they are those of the cells to the last one."""
+def stats_event(pages: Mapping[str, int], stats: EngineStats) -> bytes:
+    """Queues and counters; ``pages`` are counted in the cells, so that both say the same to the last page."""
     held_slots = sum(group.held_slots for group in stats.groups)
     wasted_slots = sum(group.wasted_slots for group in stats.groups)
     body = {
         "time": round(time.time(), 3),
-        "pages": count_pages(read),
+        "pages": dict(pages),
         "groups": [
             {
                 "name": group.name,

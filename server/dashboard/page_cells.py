@@ -23,12 +23,16 @@ STATES = ("free", "cached", "held")  # in the order of their numbers
 
 
 class PageCells:
-    """The pages as they were at the latest look; chunk 0 begins with page 1, since page 0 is the null page."""
+    """The pages as they were at the latest look; chunk 0 begins with page 1, since page 0 is the null page.
+
+    ``counts`` has how many are in each state, how many of those held are shared, and the total.
+    """
 
     def __init__(self) -> None:
         self._columns: tuple[bytes, ...] = ()
         self._cells = b""
         self._frames: dict[int, bytes] = {}
+        self.counts: Counter[str] = Counter()
 
     @property
     def num_chunks(self) -> int:
@@ -40,7 +44,7 @@ class PageCells:
         if columns == self._columns:
             return set()
         old, new = self._cells, encode_cells(read)
-        self._columns, self._cells = columns, new
+        self._columns, self._cells, self.counts = columns, new, count_pages(read)
         changed = {
             number
             for number in range(self.num_chunks)
@@ -83,8 +87,13 @@ def _capped(low: bytes, high: bytes) -> bytes:
 def count_pages(read: PagesRead) -> Counter[str]:
     """How many pages are in each state, the shared ones among those held, and all."""
     states = read.states[1:]
-    counts = Counter({name: states.count(number) for number, name in enumerate(STATES)})
+    counts = Counter({name: _occurrences(states, bytes([number])) for number, name in enumerate(STATES)})
     references = _capped(read.ref_counts[2::2], read.ref_counts[3::2])
-    counts["shared"] = len(references) - references.count(0) - references.count(1)
+    counts["shared"] = len(references) - _occurrences(references, b"\0\1")
     counts["total"] = len(states)
     return counts
+
+
+def _occurrences(column: bytes, values: bytes) -> int:
+    """How many bytes of ``column`` are among ``values``; in the same time however many are, unlike ``count``."""
+    return len(column) - len(column.translate(None, values))

@@ -180,4 +180,4 @@ class PageMapFeed:
         for watcher in self._watchers:
             watcher.chunks |= changed
         self._requests = requests_event(pages, self._registry)
-        self._stats = stats_event(pages, stats)
+        self._stats = stats_event(self._cells.counts, stats)

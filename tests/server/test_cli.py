@@ -57,7 +57,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
         "--tool-call-parser --reasoning-parser --log-format --metrics-compat --log-requests --no-log-requests "
-        "--otlp-traces-endpoint"
+        "--otlp-traces-endpoint --admin-key"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
