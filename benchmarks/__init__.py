@@ -1,1 +1,1 @@
-"""Commands that measure Octavo and its peers; not installed with it."""
+"""Commands that measure Octavo and its peers; `octavo study` is one of them."""

@@ -31,13 +31,16 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from server.options import ServeOptions
 
+# subcommands that are commands of their own
+MODULES = {"simulate": "scheduler.simulation", "study": "benchmarks.kv_study"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     began = time.monotonic()
     given = sys.argv[1:] if arguments is None else arguments
-    if list(given[:1]) == ["simulate"]:
-        _simulate(given[1:])
+    if given and given[0] in MODULES:
+        _become(MODULES[given[0]], given[1:])
     parsed = _parser().parse_args(given)
     from engine.log_format import LogFormat, set_up_logging
     from server.observation.current import log_context
@@ -49,11 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _simulate(arguments: Sequence[str]) -> NoReturn:
-    """Become the simulator, which has flags and statuses of its own."""
+def _become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Become a command with flags and statuses of its own."""
     root = str(Path(__file__).resolve().parent.parent)
     search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-P", "-m", "scheduler.simulation", *arguments]
+    command = [sys.executable, "-P", "-m", module, *arguments]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": search_path})
 
 
@@ -260,6 +263,9 @@ def _parser() -> argparse.ArgumentParser:
     chat.set_defaults(run=_chat)
     commands.add_parser(
         "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
+    )
+    commands.add_parser(
+        "study", help="measure what KV caching is for, on a model, and write it down with plots", add_help=False
     )
     return parser
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("block_manager", "scheduler", "kernels", "models", "engine", "server")
+PACKAGES = ("block_manager", "scheduler", "kernels", "models", "engine", "server", "benchmarks")
 SOURCES = (*PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE")
 COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
 

@@ -36,7 +36,7 @@ def _run(parsed: argparse.Namespace, path: Path | None) -> int:
         return _failed(error)
 
     # what takes seconds to import, after the check that takes none
-    from benchmarks.kv_study.document import render, summary, write_document
+    from benchmarks.kv_study.document import render, write_document
     from benchmarks.kv_study.plots import draw_plots
     from benchmarks.kv_study.sizes import FULL, QUICK
     from benchmarks.kv_study.studied_model import StudiedModel
@@ -49,9 +49,10 @@ def _run(parsed: argparse.Namespace, path: Path | None) -> int:
         study = run_study(studied, QUICK if parsed.quick else FULL)
         if parsed.json is not None:
             parsed.json.write_text(study.to_json(), encoding="utf-8")
-        print(summary(study) if path is not None else render(study))
+        text = render(study)
+        print(text)
         if path is not None:
-            write_document(path, render(study), draw_plots(study))
+            write_document(path, text, draw_plots(study))
             print(f"octavo study: {path} and its plots are written", file=sys.stderr)
     except (CheckpointError, ConfigError, TextError, OSError, ValueError) as error:
         return _failed(error)
@@ -67,8 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="octavo study",
         description="Measure what KV caching is for, on one model and on CPUs, and write it down with plots. Takes "
-        "about "
-        "ten minutes on two cores; measure on a quiet machine.",
+        "about ten minutes on two cores; measure on a quiet machine.",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for octavo serve; default: the demo model")
     parser.add_argument(

@@ -2,9 +2,8 @@
 
 The limit is a mask over a whole cache, laid on the layers that see everything; layers with a window of their own keep
 it. A window alone is the backend's own kernel. With sinks, a small dense attention in float32 over gathered rows: for
-measuring quality, not speed. Rows keep the positions they were written at, where Xiao et al. (2023, "Efficient "
-"streaming
-language models with attention sinks") number them anew. Knows tensors and pages only.
+measuring quality, not speed. Rows keep the positions they were written at, where Xiao et al. ("Efficient streaming
+language models with attention sinks", 2023) number them anew. Knows tensors and pages only.
 """
 
 from __future__ import annotations

@@ -52,12 +52,8 @@ def sections(study: Study) -> list[Section]:
     return [make(study) for make in makers]
 
 
-def summary(study: Study) -> str:
-    """A row for each section."""
-    return summary_of(sections(study))
-
-
-def summary_of(parts: Sequence[Section]) -> str:
+def summary(parts: Sequence[Section]) -> str:
+    """A row for each."""
     return table(["", "question", "answer"], [[*_title(one), one.answer] for one in parts], text_columns=3)
 
 
@@ -70,7 +66,7 @@ def render(study: Study) -> str:
         f"{setting.backend}, {setting.threads} threads; {setting.conditions}. The study took "
         f"{setting.seconds / 60:.1f} minutes.{length}"
     )
-    return "\n\n".join(["## In short", summary_of(parts), facts, *(one.render(IMAGES) for one in parts)])
+    return "\n\n".join(["## In short", summary(parts), facts, *(one.render(IMAGES) for one in parts)])
 
 
 def write_document(path: Path, text: str, plots: Mapping[str, bytes]) -> None:

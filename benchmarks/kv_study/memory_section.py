@@ -34,35 +34,29 @@ def memory_section(study: Study) -> Section:
         "requests fit in pages as in reservations",
         method=f"A token's keys and values take {size(memory.token_bytes)} in all layers ({study.setting.page_dtype} "
         f"pages of {memory.block_size} tokens). *Pages* were counted in the real block manager while one sequence "
-        "grew in "
-        "it token by token: once with one table for all layers, once as the model is, with a table for each group of "
-        "layers that see equally far and pages behind windows given back. *Reserved whole* "
+        "grew in it token by token: once with one table for all layers, once as the model is, with a table for each "
+        "group of layers that see equally far and pages behind windows given back. *Reserved whole* "
         f"({memory.reserved_tokens:,} tokens) and *doubling* (from 16 tokens) are arithmetic, for all layers. The mix "
-        "is "
-        f"the trace of `benchmarks.page_waste` ({mix.requests:,} requests, {mix.mean_input:.0f} tokens in and "
+        f"is the trace of `benchmarks.page_waste` ({mix.requests:,} requests, {mix.mean_input:.0f} tokens in and "
         f"{mix.mean_output:.0f} out on average, {mix.longest:,} at most together), run by the real scheduler in "
         f"{size(mix.memory)} of pages; contiguous caches hold as many of these requests as their mean size over all "
         "decoding steps allows.",
         plot="memory",
         alt="Left: megabytes against length; a flat line, doubling steps, a straight line, and a line that bends at "
-        "the "
-        "window. Right: bars of how many requests fit.",
+        "the window. Right: bars of how many requests fit.",
         table=f"{single}\n\n{mixed}",
         meaning=f"One sequence never wastes more than a block: {size(worst)} at most, whatever its length, where "
-        "doubling "
-        "wastes up to half of what it holds and copies it on the way, with old and new there at once. In the mix that "
-        "is "
-        f"{mix.pages:,.0f} requests where reservations hold {mix.reserved:,.0f}"
+        "doubling wastes up to half of what it holds and copies it on the way, with old and new there at once. In "
+        f"the mix that is {mix.pages:,.0f} requests where reservations hold {mix.reserved:,.0f}"
         + (
             f", and {mix.windowed:,.0f} with windows given back."
             if any(window is not None for window in study.setting.windows)
             else "."
         ),
-        limits="Doubling is given the best case: no copy's second buffer, no holes between caches, and no request that "
-        f"cannot grow when it must. The same arithmetic expects {mix.estimated_pages:,.1f} requests in pages, where "
-        f"{mix.pages:,.1f} were measured: the scheduler keeps room for growth, and what runs while others wait is "
-        "younger "
-        "than the average. Lengths are drawn, not a trace of real users.",
+        limits="Doubling is given the best case: no copy's second buffer, no holes between caches, and no request "
+        f"that cannot grow when it must. The same arithmetic expects {mix.estimated_pages:,.1f} requests in pages, "
+        f"where {mix.pages:,.1f} were measured: the scheduler keeps room for growth, and what runs while others wait "
+        "is younger than the average. Lengths are drawn, not a trace of real users.",
     )
 
 

@@ -59,13 +59,13 @@ def time_figure(study: Study) -> Figure:
         for seconds, color, name in ((without, RED, "without a cache"), (kept, BLUE, "with a cache")):
             axes.plot(growth.lengths, seconds, color=color, marker="o", markersize=3.5)
             law = growth.exponent(seconds, late=True)
-            end = growth.lengths[-1]
+            at = len(seconds) - 3
             axes.annotate(
                 f"{name}\n$\\propto$ length$^{{{law.exponent:.2f}}}$",
-                (end, seconds[-1]),
-                xytext=(-8, 6 if color == RED else 14),
+                (growth.lengths[at], seconds[at]),
+                xytext=(-8, 2) if color == RED else (0, 12),
                 textcoords="offset points",
-                ha="right",
+                ha="right" if color == RED else "center",
                 va="bottom",
                 color=color,
             )
@@ -125,7 +125,7 @@ def memory_figure(study: Study) -> Figure:
     lines = (
         ([memory.reserved() for _ in at], RED, "reserved whole", (-6.0, 8.0)),
         ([memory.doubling(length) for length in short], ORANGE, "grown by doubling", (-6.0, 8.0)),
-        ([memory.uniform[index].held for index in at], SKY, "pages", (-6.0, -10.0)),
+        ([memory.uniform[index].held for index in at], SKY, "pages", (-14.0, 6.0)),
         ([memory.grouped[index].held for index in at], BLUE, "pages, windows given back", (-6.0, 9.0)),
     )
     for (sizes, color, name, offset), place in zip(lines, (0.45, 0.44, 0.78, 0.98), strict=True):
@@ -143,7 +143,8 @@ def memory_figure(study: Study) -> Figure:
     counts = [one.reserved, one.doubling, one.pages, one.windowed]
     wastes = [one.reserved_waste, one.doubling_waste, one.pages_waste, one.windowed_waste]
     bars = mix.bar(names, counts, color=[RED, ORANGE, SKY, BLUE], width=0.7)
-    mix.bar_label(bars, [f"{count:,.0f}\n{waste:.1%} waste" for count, waste in zip(counts, wastes, strict=True)])
+    labels = [f"{count:,.0f}\n{waste:.1%} waste" for count, waste in zip(counts, wastes, strict=True)]
+    mix.bar_label(bars, labels, fontsize=8.5, padding=2)
     mix.set_title(f"Requests at once in {one.memory / 1e9:.1f} GB")
     mix.set_ylabel("requests")
     mix.grid(axis="x", visible=False)
@@ -187,10 +188,12 @@ def quality_figure(study: Study) -> Figure:
         _recall(axes, [*scores, whole], title)
         axes.axhline(quality.blind, color=GREY, linestyle=":", linewidth=1.2)
         axes.annotate(
-            "never told", (1, quality.blind), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY
+            "never told", (0.02, quality.blind + 0.1), xycoords=("axes fraction", "data"), va="bottom", color=GREY
         )
         axes.set_ylim(min(-16.0, *(r.log_probability - 1 for one in quality.limited for r in one.recalls)), 1.5)
     near.set_ylabel("log probability of the right word, nats")
+    lines, names = near.get_legend_handles_labels()
+    figure.legend(lines, names, title="positions that full layers keep", loc="outside lower right", ncols=len(names))
     return figure
 
 
@@ -201,7 +204,6 @@ def _recall(axes: Axes, scores: list[Score], title: str) -> None:
         values = [one.log_probability for one in score.recalls]
         name = "whole cache" if score.arm.limit.kept is None else f"{score.arm.limit.kept:,}"
         axes.plot(distances, values, color=color, marker="o", markersize=3, label=name)
-    axes.legend(title="keeps", loc="center right", fontsize=8, title_fontsize=8.5)
     axes.set_title(title)
     axes.set_xlabel("tokens since the fact")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from benchmarks.kv_study.markdown import size, table
-from benchmarks.kv_study.quality import SECRETS, Quality, Recall, Score
+from benchmarks.kv_study.quality import QUESTION_TOKENS, SECRETS, Quality, Recall, Score
 from benchmarks.kv_study.section import Section
 from benchmarks.kv_study.study import Study
 
@@ -25,16 +27,13 @@ def quality_section(study: Study) -> Section:
         method=_method(study),
         plot="quality",
         alt="Perplexity against the positions kept, with and without the first tokens; log probability of a fact's "
-        "right "
-        "word against the distance from it, a line for each size of cache.",
+        "right word against the distance from it, a line for each size of cache.",
         table=f"{limited}\n\n{dtypes}" if len(quality.limited) > 1 else dtypes,
         meaning=_meaning(quality),
         limits="One small model and one kind of text. Limits are masks over a whole cache: they show quality, not "
-        "speed. "
-        "With sinks, rows keep the positions they were written at, where Xiao et al. number them anew within the "
-        "cache; "
-        "attention with sinks is a small dense one over gathered rows. "
-        f"{quality.trials} tellings a cell of recall are few: an accuracy of {1 / len(SECRETS):.0%} is chance.",
+        "speed. With sinks, rows keep the positions they were written at, where Xiao et al. number them anew within "
+        f"the cache; attention with sinks is a small dense one over gathered rows. {quality.trials} tellings a cell "
+        f"of recall are few: an accuracy of {1 / len(SECRETS):.0%} is chance.",
     )
 
 
@@ -42,18 +41,15 @@ def _method(study: Study) -> str:
     quality = study.quality
     return (
         f"*Perplexity* of {quality.scored:,} tokens of the language reference that comes with Python "
-        f"(`pydoc_data.topics`): the last tokens of stretches of {quality.context:,}, each read alone, in chunks, over "
-        "pages, with weights in float32. *Recall*: “The password of the harbour is copper.” at the beginning of such a "
-        "text, asked for again at several distances by forks that share all pages; the log probability of the right "
-        "word, "
-        f"and how often it beats the other {len(SECRETS) - 1} words of the same kind ({quality.trials} tellings), with "
-        f"weights as they are served. *Limits* are laid on the {quality.full_layers} layers that see everything; the "
-        "others keep the windows they were trained with. “first 4” are attention sinks (Xiao et al., 2023): the first "
-        "4 "
-        "tokens stay visible, and count in what is kept. Bytes are what a sequence of that context would keep. All "
-        "arms "
-        "read the same tokens; *nats a token* are the mean of differences to the whole cache, with their standard "
-        "error."
+        f"(`pydoc_data.topics`): the last tokens of stretches of {quality.context:,}, each read alone, in chunks, "
+        "over pages, with weights in float32. *Recall*: “The password of the harbour is copper.” at the beginning of "
+        "such a text, asked for again at several distances by forks that share all pages; the log probability of the "
+        f"right word, and how often it beats the other {len(SECRETS) - 1} words of the same kind ({quality.trials} "
+        f"tellings), with weights as they are served. *Limits* are laid on the {quality.full_layers} layers that see "
+        "everything; the others keep the windows they were trained with. “first 4” are attention sinks (Xiao et al., "
+        "2023): the first 4 tokens stay visible, and count in what is kept. Bytes are what a sequence of that "
+        "context would keep. All arms read the same tokens; *nats a token* are the mean of differences to the whole "
+        "cache, with their standard error."
     )
 
 
@@ -90,39 +86,68 @@ def _windows_in_short(quality: Quality) -> str:
         return "no layer of this model sees everything, so that there is nothing to limit"
     plain, sinks = pair
     return (
-        f"perplexity {quality.limited[0].perplexity:.1f} with the whole cache, {plain.perplexity:,.1f} with the newest "
-        f"{plain.arm.limit.kept:,} positions of full layers, {sinks.perplexity:,.1f} when {sinks.arm.limit.sinks} of "
-        "these are the first; a fact is recalled while it is within reach, and not beyond"
+        f"perplexity is {quality.limited[0].perplexity:.1f} with the whole cache, {plain.perplexity:,.1f} with the "
+        f"newest {plain.arm.limit.kept:,} positions of full layers, {sinks.perplexity:,.1f} when "
+        f"{sinks.arm.limit.sinks} of these are the first; {_reach_in_words(quality)}"
     )
 
 
 def _meaning(quality: Quality) -> str:
+    whole = quality.limited[0]
+    bits = "; ".join(_bits(one, whole) for one in quality.dtypes[1:])
+    text = f"Fewer bits, against float32: {bits}."
     pair = _pair(quality)
-    first, last = quality.limited[0].recalls[0], quality.limited[0].recalls[-1]
-    bits = "; ".join(
-        f"{one.arm.dtype} pages {one.beyond(quality.dtypes[0])[0]:+.4f} ± {one.beyond(quality.dtypes[0])[1]:.4f} nats "
-        "a token, "
-        f"{one.recalls[-1].accuracy:.0%} recalled at {one.recalls[-1].distance:,}"
-        for one in quality.dtypes[1:]
-    )
-    text = f"Fewer bits cost little: {bits}."
     if pair is None:
         return text
-    plain, sinks = pair
-    return (
-        f"Without the first tokens, {plain.arm.limit.kept:,} positions lose {plain.beyond(quality.limited[0])[0]:.2f} "
-        "nats a "
-        f"token; with {sinks.arm.limit.sinks} of them kept, {sinks.beyond(quality.limited[0])[0]:.2f}: most of what a "
-        "short "
-        "window loses is the place where idle attention goes, not what the text says. Sinks bring fluency back, but "
-        "not "
-        f"memory. The whole cache knows the word {first.distance:,} tokens on ({first.log_probability:.1f} nats, "
-        f"{first.accuracy:.0%}) and {last.distance:,} tokens on ({last.log_probability:.1f}, {last.accuracy:.0%}); "
-        "with "
-        f"{sinks.arm.limit.kept:,} positions and sinks it has {sinks.recalls[-1].log_probability:.1f} there, where a "
-        "text that was "
-        f"never told it has {quality.blind:.1f}. {text}"
+    (without, _), (with_sinks, _) = (one.beyond(whole) for one in pair)
+    found = (
+        f"With the newest {pair[0].arm.limit.kept:,} positions a token loses {without:.2f} nats, with "
+        f"{pair[1].arm.limit.sinks} first ones among as many {with_sinks:.2f}. "
     )
+    if with_sinks < without / 2:
+        found += (
+            "So most of what a short window loses is not what the text says, but the place where attention goes that "
+            "has nothing to look for. "
+        )
+    last = pair[1].recalls[-1]
+    return (
+        f"{found}What the text says is lost all the same: {_reach_in_words(quality)}. {last.distance:,} tokens after "
+        f"the fact, {pair[1].arm.limit.kept:,} positions with the first ones give the right word "
+        f"{last.log_probability:.1f} nats, a text that was never told it {quality.blind:.1f}, and the whole cache "
+        f"{whole.recalls[-1].log_probability:.1f}. {text}"
+    )
+
+
+def _bits(score: Score, whole: Score) -> str:
+    loss, error = score.beyond(whole)
+    last = score.recalls[-1]
+    recalled = f"{last.accuracy:.0%} recalled at {last.distance:,}"
+    return f"{score.arm.dtype} {loss:+.4f} ± {error:.4f} nats a token, {recalled}"
+
+
+def _reach_in_words(quality: Quality) -> str:
+    """How often facts are recalled that a limited cache still holds, and that it holds no more."""
+    within, beyond = reach(quality)
+    if within is None or beyond is None:
+        return "all facts were within reach of all windows, or none of any"
+    return (
+        f"a fact within reach of a window is recalled {within:.0%} of the time, one beyond it {beyond:.0%} "
+        f"(chance: {1 / len(SECRETS):.0%})"
+    )
+
+
+def reach(quality: Quality) -> tuple[float | None, float | None]:
+    """Mean accuracy where a window holds the fact as the question is read, and where it lies behind the window."""
+    within: list[float] = []
+    beyond: list[float] = []
+    for score in quality.limited[1:]:
+        window = (score.arm.limit.kept or 0) - score.arm.limit.sinks
+        for one in score.recalls:
+            if one.distance + QUESTION_TOKENS // 2 <= window:
+                within.append(one.accuracy)
+            elif one.distance >= window:
+                beyond.append(one.accuracy)
+    return (fmean(within) if within else None), (fmean(beyond) if beyond else None)
 
 
 def _pair(quality: Quality) -> tuple[Score, Score] | None:

@@ -53,10 +53,9 @@ def growth_section(study: Study) -> Section:
         answer=f"a text of {longest:,} tokens takes {time(growth.total_without[-1])} without a cache and "
         f"{time(growth.total_with[-1])} with one, {ratio(saved)}; it grows with length^{without.exponent:.2f} and "
         f"length^{kept.exponent:.2f}",
-        method="*With*: one request draws its tokens one after the other, and every step of the engine is timed, from "
-        "its "
-        "plan to its token. *Without*: for the next token the same engine computes the whole text so far again, in one "
-        f"step, and finds nothing cached. That was done at {len(study.timing.recompute)} lengths, "
+        method="*With*: one request draws its tokens one after the other, and every step of the engine is timed, "
+        "from its plan to its token. *Without*: for the next token the same engine computes the whole text so far "
+        f"again, in one step, and finds nothing cached. That was done at {len(study.timing.recompute)} lengths, "
         f"{study.setting.sizes.recompute_repeats} times each, and the median taken; the sum over all lengths lies on "
         "straight lines between them, so totals without a cache are interpolated, and those with one measured.",
         plot="time",
@@ -67,10 +66,9 @@ def growth_section(study: Study) -> Section:
         f"length^{kept.exponent:.2f}: each token pays for itself. At {longest:,} tokens the next token comes "
         f"{ratio(growth.token_without[-1] / growth.token_with[-1])} as fast, and the whole text {ratio(saved)}. "
         + _attention(study),
-        limits="One stream. Short texts cost the time in which weights are read, with or without a cache, so that the "
-        "exponents over all lengths are lower than over the longer ones. Sums make smooth curves: their margins say "
-        "how "
-        "straight a curve is, not how sure its slope.",
+        limits="One stream. Short texts cost the time in which weights are read, with or without a cache, so that "
+        "the exponents over all lengths are lower than over the longer ones. Sums make smooth curves: their margins "
+        "say how straight a curve is, not how sure its slope.",
     )
 
 
@@ -113,13 +111,13 @@ def latency_section(study: Study) -> Section:
         answer=f"the median of the last quarter of {len(own.seconds):,} tokens is {ratio(last / first)} that of the "
         f"first ({time(first)}, {time(last)})",
         method=f"The generation of (a), token by token. {_second_arm(study)}Slopes are least squares over medians of "
-        "64 "
-        "tokens, per 1,000 tokens of length, with 95 % confidence.",
+        "64 tokens, per 1,000 tokens of length, with 95 % confidence.",
         plot="latency",
         alt="Milliseconds of each token against the length of the text so far; the line of the model stays nearly "
         "flat.",
         table=table(heads, rows),
-        meaning=f"From the first to the last quarter a token takes {last / first - 1:+.1%}. {_windows(study)}",
+        meaning=f"From the first to the last quarter the time of a token changes by {last / first - 1:+.1%}. "
+        f"{_windows(study)}",
         limits="Greedy tokens of one stream, alone in the engine; a server's other streams, and its HTTP, come on top. "
         "Medians hide single slow steps, which the dots show.",
     )
@@ -144,7 +142,7 @@ def _windows(study: Study) -> str:
         return f"{found}."
     return (
         f"{found}. Past that, 1,000 tokens more cost {_per_thousand(own)} a token; were all layers to see everything, "
-        f"{_per_thousand(everything)}, {ratio(everything.slope / own.slope)}."
+        f"{_per_thousand(everything)}, {ratio(everything.slope / own.slope)} as much."
     )
 
 

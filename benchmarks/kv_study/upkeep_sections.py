@@ -26,30 +26,25 @@ def upkeep_section(study: Study) -> Section:
     longest = upkeep[-1]
     per_token = longest.append + longest.hashing
     step = study.timing.generations[0].quarter(3)
-    steepest = max(laws.values(), key=lambda law: law.exponent)
+    exponents = sorted(law.exponent for law in laws.values())
     return Section(
         title="(e) Append and lookup against length",
         question="Does it cost more to add to a long cache, or to find something in one?",
         answer=f"at {longest.length:,} tokens a token's place costs {time(longest.append)}, its share of a hash "
-        f"{time(longest.hashing)}, a lookup {time(longest.lookup)}; exponents of length are {steepest.exponent:.2f} "
-        "or less",
+        f"{time(longest.hashing)}, a lookup {time(longest.lookup)}; exponents of "
+        f"length are {exponents[0]:.2f} to {exponents[-1]:.2f}",
         method="A sequence was grown to each length in the real block manager, with prefix caching on, then by one "
-        "token at "
-        f"a time ({study.setting.sizes.table_repeats:,} of them): `grow` and `commit`, which take and give back "
-        "blocks and "
-        "make full ones findable, in Python, and the hash of its blocks (sha256, chained), each as a token's share of "
-        "a "
-        "whole block, median over blocks. A lookup goes from a position to its slot (block table, times, plus). The "
-        "write "
-        "is the kernel that a step calls, for one token in one layer.",
+        f"token at a time ({study.setting.sizes.table_repeats:,} of them): `grow` and `commit`, which take and give "
+        "back blocks and make full ones findable, in Python, and the hash of its blocks (sha256, chained), each as a "
+        "token's share of a whole block, median over blocks. A lookup goes from a position to its slot (block table, "
+        "times, plus). The write is the kernel that a step calls, for one token in one layer.",
         plot="upkeep",
         alt="Microseconds against length, both logarithmic: four nearly flat lines.",
         table=table(["tokens", *columns], rows, text_columns=0),
-        meaning=f"Appending and finding are index arithmetic, so that length does not enter. All of a token's upkeep, "
-        f"{time(per_token)}, is {per_token / step:.2%} of a step of (b).",
+        meaning="Appending and finding are index arithmetic: what they do does not depend on length. All of a "
+        f"token's upkeep, {time(per_token)}, is {per_token / step:.2%} of a step of (b).",
         limits="Times of Python calls vary with caches of the processor and with what else runs; what they do is the "
-        "same at "
-        "any length.",
+        "same at any length.",
     )
 
 
@@ -57,7 +52,7 @@ def leftovers_section(study: Study) -> Section:
     left = study.leftovers
     growth, ended, dropped = left.rss_growth(), left.ended, left.dropped
     count = len(left.moments)
-    found = "nothing" if not left.problems else f"{len(left.problems)} problems, the first: {left.problems[0]}"
+    found = "nothing wrong" if not left.problems else f"{len(left.problems)} problems, the first: {left.problems[0]}"
     moments = (
         ("after a quarter of the requests", left.moments[count // 4]),
         ("idle, all have ended", ended),
@@ -79,19 +74,16 @@ def leftovers_section(study: Study) -> Section:
         "and "
         f"{dropped.free:,} free once the cache is dropped" + ("" if growth is None else f"; memory {_signed(growth)}"),
         method=f"A whole engine with prefix caching served {count:,} requests, 8 at a time, of up to 160 tokens in "
-        "and 24 "
-        f"out; {left.aborted:,} were aborted on their way. At the end of each the block manager accounted for every "
-        "page "
-        "(`audit()`), free, cached and held were added up, and the request's block table had to be gone. All pages had "
-        "been touched before, so that memory that grows is not theirs.",
+        f"and 24 out; {left.aborted:,} were aborted on their way. At the end of each the block manager accounted for "
+        "every page (`audit()`), free, cached and held were added up, and the request's block table had to be gone. "
+        "All pages had been touched before, so that memory that grows is not theirs.",
         plot="leftovers",
         alt="Left: pages held, cached and free at the end of each request add up to the pool. Right: resident memory.",
         table=table(["moment", "free", "cached", "held", "resident memory"], rows),
         meaning=f"The audits of all {count + 2:,} moments found {found}. When the last request had ended, "
-        f"{ended.held:,} pages "
-        f"were held, and free and cached made {ended.free + ended.cached:,} of {left.total:,}; what stays is the "
-        "prefix "
-        f"cache, which `drop_cache` gives back to the last page ({dropped.free:,} free). {grown}",
+        f"{ended.held:,} pages were held, and free and cached made {ended.free + ended.cached:,} of {left.total:,}; "
+        f"what stays is the prefix cache, which `drop_cache` gives back to the last page ({dropped.free:,} free). "
+        f"{grown}",
         limits="Memory of the process has the allocators of Python and torch in it, which give little back; so it is "
         "bounded rather than equal.",
     )
