@@ -18,6 +18,7 @@ from benchmarks.kv_study.__main__ import main
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_quick_study_writes_document_plots_and_results(
     tiny_gemma3_dir: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +45,7 @@ def test_an_interrupted_study_leaves_the_document_alone(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_module, "measure_upkeep", interrupted)
+    monkeypatch.setattr(study_module, "measure_timing", interrupted)
     arguments = [str(tiny_gemma3_dir), "--quick", "--text", str(text_file), "--write", str(path)]
     assert main(arguments) == 130
     assert capsys.readouterr().err.splitlines()[-1] == f"octavo study: interrupted; {path} is as it was"
