@@ -58,7 +58,7 @@ class Cost:
         return self.user + self.system
 
 
-def cpu_seconds(pid: int) -> tuple[float, float]:
+def _cpu_seconds(pid: int) -> tuple[float, float]:
     """User and system time of a process so far (man 5 proc)."""
     text = (PROC / str(pid) / "stat").read_text()
     fields = text[text.rindex(")") + 2 :].split()
@@ -104,9 +104,9 @@ def measure(path: str, pid: int, port: int, num_streams: int, num_tokens: int) -
                 lagging -= 1
             counts[key.data] += chunks
         if begun is None and not lagging:
-            begun = cpu_seconds(pid), total
+            begun = _cpu_seconds(pid), total
         if ended is None and total >= last_total:
-            ended = cpu_seconds(pid), total
+            ended = _cpu_seconds(pid), total
     if begun is None or ended is None:
         raise ValueError("the streams merged so many tokens that there is nothing to measure: lengthen --interval")
     (user, system), first = begun
