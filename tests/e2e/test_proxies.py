@@ -1,0 +1,111 @@
+"""The proxies' configurations of deploy/, with the real programs before a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server, free_port
+from tests.e2e.proxy import Proxy
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 300
+SMALLEST_BUFFER = 4096  # of nginx; what is held back to be sent in pieces comes in at least such ones
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Server], tiny_llama_dir: Path) -> Server:
+    return start_server(
+        str(tiny_llama_dir), "--served-model-name", "tiny", "--num-gpu-blocks-override", "200", "--threads", "1"
+    )
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def proxy(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    running = Proxy(request.param, tmp_path_factory.mktemp(request.param), free_port(), server.port)
+    yield running
+    running.close()
+
+
+def in_flight(server: Server) -> float:
+    return server.metrics()["octavo_requests_in_flight"]
+
+
+def test_a_stream_comes_piece_by_piece_and_not_when_it_is_over(server: Server, proxy: Proxy) -> None:
+    engine = server.engine_pid()
+    with proxy.request(prompt=[1, 2, 3], max_tokens=NUM_TOKENS, stream=True) as connection:
+        try:
+            received = b""
+            for _ in range(5):  # the engine stands still after each piece, so that the next one can't have been there
+                while not (piece := connection.recv(65536)).count(b"data: "):
+                    assert piece, received
+                    received += piece
+                os.kill(engine, signal.SIGSTOP)
+                received += piece
+                assert len(piece) < SMALLEST_BUFFER
+                assert in_flight(server) == 1
+                os.kill(engine, signal.SIGCONT)
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        while b"data: [DONE]" not in received:
+            piece = connection.recv(65536)
+            assert piece, received[-500:]
+            received += piece
+    assert b"200 OK" in received.split(b"\r\n")[0]
+    assert b"text/event-stream" in received.split(b"\r\n\r\n")[0].lower()
+    assert b'"finish_reason":"length"' in received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_h01_a_client_that_leaves_the_proxy_aborts_its_request_in_the_server(
+    server: Server, proxy: Proxy, stream: bool
+) -> None:
+    aborts = server.metrics()['octavo_requests_total{outcome="abort"}']
+    engine = server.engine_pid()
+    os.kill(engine, signal.SIGSTOP)  # so that the answer can't be over before it is left
+    try:
+        connection = proxy.request(prompt=[4, 5, 6], max_tokens=NUM_TOKENS, stream=stream)
+        server.wait_until(lambda: in_flight(server) == 1, "in flight")
+        connection.close()
+        server.wait_until(lambda: in_flight(server) == 0, "left")
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    server.wait_until(lambda: server.metrics()['octavo_requests_total{outcome="abort"}'] == aborts + 1, "aborted")
+    server.wait_settled()
+
+
+def test_a_refused_request_is_refused_in_the_servers_own_words(server: Server, proxy: Proxy) -> None:
+    body = {"model": "tiny", "prompt": "x", "temperature": -1}
+
+    answers = [httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body) for port in (server.port, proxy.port)]
+
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].json() == answers[1].json()
+
+
+def test_metrics_are_not_for_those_outside(server: Server, proxy: Proxy) -> None:
+    assert [httpx.get(f"http://127.0.0.1:{port}/metrics").status_code for port in (server.port, proxy.port)] == [
+        200,
+        403,
+    ]
+
+
+def test_connections_to_the_server_are_kept(server: Server, proxy: Proxy) -> None:
+    """As many as the proxy has opened stay open, idle, after its answers."""
+
+    def peers() -> set[str]:
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        established = [line.split() for line in lines if line.split()[3] == "01"]
+        return {remote for _, local, remote, *_ in established if local == f"0100007F:{server.port:04X}"}
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{proxy.port}") as client:
+        assert client.get("/v1/models").status_code == 200
+        before = peers()
+        assert client.get("/v1/models").status_code == 200
+        assert before & peers()
