@@ -75,6 +75,14 @@ class Proxy:
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + payload)
         return connection
 
+    def connections_to(self, port: int) -> set[str]:
+        """Its own addresses of the connections to ``port`` that are open now."""
+        files = (os.readlink(file) for file in Path(f"/proc/{self._process.pid}/fd").iterdir())
+        inodes = {file[len("socket:[") : -1] for file in files if file.startswith("socket:[")}
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        remote, established = f"0100007F:{port:04X}", "01"
+        return {line[1] for line in lines if line[2:4] == [remote, established] and line[9] in inodes}
+
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
