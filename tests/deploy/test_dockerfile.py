@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_every_copied_path_exists_and_is_not_ignored_and_every_named_stage_comes
 
 
 def test_the_context_holds_all_that_the_wheel_is_built_from_and_nothing_else() -> None:
-    packages = ("block_manager", "scheduler", "kernels", "models", "engine", "server")
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = {pattern.removesuffix("*").partition(".")[0] for pattern in setuptools["packages"]["find"]["include"]}
     files = ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE")
     wanted = {path for path in tracked() if path in files or path.split("/")[0] in packages}
 
