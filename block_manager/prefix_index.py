@@ -17,7 +17,7 @@ from block_manager.hashing import content_of
 class MissReason(enum.StrEnum):
     """Why a prefix, or the rest of one, was not found."""
 
-    TOO_SHORT = "too_short"  # not one full block before the last token
+    TOO_SHORT = "too_short"  # what is left is not one full block before the last token
     NEVER_SEEN = "never_seen"
     EVICTED = "evicted"
     SALT = "salt"  # the same tokens are there, under another salt or adapter

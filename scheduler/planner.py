@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from block_manager.manager import BlockManager
+from block_manager.prefix_index import MissReason
 from scheduler.admission import Admission, Start
 from scheduler.config import SchedulerConfig
 from scheduler.counters import SchedulerCounters
@@ -164,8 +165,8 @@ class StepPlanner:
             self._counters.prompt_tokens += request.num_prompt_tokens
             self._counters.cached_prompt_tokens += match.num_tokens
             self._policy.charge(request, request.num_prompt_tokens - match.num_tokens, 0)
-            if match.miss is not None:
-                self._counters.missed_tokens[match.miss] += request.num_prompt_tokens - match.num_tokens
+            miss = match.miss or MissReason.TOO_SHORT  # the rest is a block at most, the last token included
+            self._counters.missed_tokens[miss] += request.num_prompt_tokens - match.num_tokens
 
     def _spend_left_over(self, budget: StepBudget, plan: dict[Request, int]) -> None:
         """Where nobody streams, prompts that were held short go on with what is left, as far as pages allow."""
