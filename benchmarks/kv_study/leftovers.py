@@ -18,6 +18,7 @@ from benchmarks.kv_study.studied_model import EngineShape, StudiedModel
 from benchmarks.kv_study.timing import submit
 from block_manager.manager import BlockManager
 from engine.engine import Engine
+from scheduler.request import FinishReason
 
 AT_ONCE = 8
 LONGEST_PROMPT, LONGEST_ANSWER = 160, 24
@@ -65,7 +66,7 @@ def measure_leftovers(studied: StudiedModel, sizes: Sizes, progress: Progress) -
     submitted = finished = aborted = 0
     running: set[str] = set()
     while finished < sizes.finished_requests:
-        ended: set[str] = set()
+        ended: dict[str, FinishReason] = {}
         while len(running) < AT_ONCE and submitted < sizes.finished_requests:
             name = f"request-{submitted}"
             prompt = studied.prose(draws.randrange(10_000), draws.randint(1, LONGEST_PROMPT))
@@ -75,8 +76,8 @@ def measure_leftovers(studied: StudiedModel, sizes: Sizes, progress: Progress) -
             if submitted % ABORTED_EVERY == 0:
                 ended |= _step(engine)  # so that it holds pages when it goes
                 engine.abort([name])
-                aborted += name not in ended
         ended |= _step(engine)
+        aborted += sum(reason is FinishReason.ABORT for reason in ended.values())
         for name in sorted(ended):
             running.remove(name)
             finished += 1
@@ -100,9 +101,10 @@ def resident_bytes() -> int | None:
         return None
 
 
-def _step(engine: Engine) -> set[str]:
-    """The requests that have ended."""
-    return {delta.request_id for delta in engine.step().deltas if delta.finish_reason is not None}
+def _step(engine: Engine) -> dict[str, FinishReason]:
+    """Why requests have ended, by name."""
+    deltas = engine.step().deltas
+    return {delta.request_id: delta.finish_reason for delta in deltas if delta.finish_reason is not None}
 
 
 def _problems(blocks: BlockManager, name: str) -> list[str]:

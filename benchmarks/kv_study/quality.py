@@ -33,6 +33,7 @@ EXACT = "float32"
 PLACES = ("harbour", "garden", "library", "museum", "station", "castle", "market", "theatre")
 SECRETS = ("copper", "winter", "marble", "orange", "silver", "thunder", "velvet", "pepper")
 QUESTION_TOKENS = 64  # at most, with what is asked behind it
+FIRST_WORDS = 16  # tokens before the fact, so that what sinks keep is none of it
 SEED = 8
 
 
@@ -82,13 +83,14 @@ class Score:
 class Quality:
     """``limited`` arms begin with the whole cache; ``dtypes`` arms have whole caches, and begin with float32.
 
-    ``blind`` is the right word's mean log probability where the text holds no fact at all.
+    ``own_window``: the longest of the other layers. ``blind`` is the right word's mean log probability where the text
+    holds no fact at all.
     """
 
     context: int
     scored: int
     full_layers: int
-    window_bytes: int
+    own_window: int
     limited: tuple[Score, ...]
     dtypes: tuple[Score, ...]
     blind: float
@@ -117,7 +119,7 @@ def measure_quality(studied: StudiedModel, sizes: Sizes, progress: Progress) -> 
         context=sizes.context,
         scored=sizes.texts * sizes.scored,
         full_layers=studied.full_layers,
-        window_bytes=arm_of(studied, CacheLimit(0), EXACT, sizes.context).cache_bytes,
+        own_window=max((window for window in studied.windows if window is not None), default=0),
         limited=tuple(scores[: len(limits)]),
         dtypes=(scores[0], *scores[len(limits) :]),
         blind=statistics.fmean(one.log_probability for one in blind),
@@ -163,20 +165,23 @@ def recall_facts(
     *,
     tells: bool = True,
 ) -> tuple[Recall, ...]:
-    """Tell a password at the beginning of a text, and ask for it further and further on; ``tells`` False: only ask.
+    """Tell a password near the beginning of a text, and ask for it further and further on; ``tells`` False: only ask.
 
     Each question is a fork, so that the text goes on as if it had not been asked.
     """
     backend.limit = arm.limit
     distances = sizes.recall_distances
-    reader = CachedText(model, studied.plan(dtype=PAGE_DTYPES[arm.dtype]), distances[-1] + 2 * QUESTION_TOKENS)
+    reader = CachedText(
+        model, studied.plan(dtype=PAGE_DTYPES[arm.dtype]), distances[-1] + FIRST_WORDS + 2 * QUESTION_TOKENS
+    )
     draws = random.Random(SEED)
     asked: list[list[tuple[float, float, bool]]] = [[] for _ in distances]
     for number in range(sizes.recall_trials):
         place, right = PLACES[number % len(PLACES)], SECRETS[(3 * number) % len(SECRETS)]
         fact = f"The password of the {place} is {right}.\n\n" if tells else ""
-        told = studied.lead + studied.encode(fact)
-        text = told + studied.prose(draws.randrange(10_000), distances[-1])
+        start_of_text = draws.randrange(10_000)
+        told = studied.lead + studied.prose(start_of_text, FIRST_WORDS) + studied.encode(fact)
+        text = told + studied.prose(start_of_text + FIRST_WORDS, distances[-1])
         question = f"\n\nThe password of the {place} is"
         end = 0
         for distance, answers in zip(distances, asked, strict=True):

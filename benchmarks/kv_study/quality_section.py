@@ -42,14 +42,14 @@ def _method(study: Study) -> str:
     return (
         f"*Perplexity* of {quality.scored:,} tokens of the language reference that comes with Python "
         f"(`pydoc_data.topics`): the last tokens of stretches of {quality.context:,}, each read alone, in chunks, "
-        "over pages, with weights in float32. *Recall*: “The password of the harbour is copper.” at the beginning of "
-        "such a text, asked for again at several distances by forks that share all pages; the log probability of the "
-        f"right word, and how often it beats the other {len(SECRETS) - 1} words of the same kind ({quality.trials} "
-        f"tellings), with weights as they are served. *Limits* are laid on the {quality.full_layers} layers that see "
-        "everything; the others keep the windows they were trained with. “first 4” are attention sinks (Xiao et al., "
-        "2023): the first 4 tokens stay visible, and count in what is kept. Bytes are what a sequence of that "
-        "context would keep. All arms read the same tokens; *nats a token* are the mean of differences to the whole "
-        "cache, with their standard error."
+        "over pages, with weights in float32. *Recall*: “The password of the harbour is copper.” after the first "
+        "words of such a text, asked for again at several distances by forks that share all pages; the log "
+        f"probability of the right word, and how often it beats the other {len(SECRETS) - 1} words of the same kind "
+        f"({quality.trials} tellings), with weights as they are served. *Limits* are laid on the "
+        f"{quality.full_layers} layers that see everything; the others keep the windows they were trained with. "
+        "“first 4” are attention sinks (Xiao et al., 2023): the first 4 tokens stay visible, and count in what is "
+        "kept. Bytes are what a sequence of that context would keep. All arms read the same tokens; *nats a token* "
+        "are the mean of differences to the whole cache, with their standard error."
     )
 
 
@@ -111,7 +111,7 @@ def _meaning(quality: Quality) -> str:
         )
     last = pair[1].recalls[-1]
     return (
-        f"{found}What the text says is lost all the same: {_reach_in_words(quality)}. {last.distance:,} tokens after "
+        f"{found}What the text says is another matter: {_reach_in_words(quality)}. {last.distance:,} tokens after "
         f"the fact, {pair[1].arm.limit.kept:,} positions with the first ones give the right word "
         f"{last.log_probability:.1f} nats, a text that was never told it {quality.blind:.1f}, and the whole cache "
         f"{whole.recalls[-1].log_probability:.1f}. {text}"
@@ -129,15 +129,16 @@ def _reach_in_words(quality: Quality) -> str:
     """How often facts are recalled that a limited cache still holds, and that it holds no more."""
     within, beyond = reach(quality)
     if within is None or beyond is None:
-        return "all facts were within reach of all windows, or none of any"
+        return "at these distances no window tells facts in its reach from others"
+    own = f" and the other layers' {quality.own_window:,}" if quality.own_window else ""
     return (
-        f"a fact within reach of a window is recalled {within:.0%} of the time, one beyond it {beyond:.0%} "
+        f"a fact within reach of a window is recalled {within:.0%} of the time, one beyond it{own} {beyond:.0%} "
         f"(chance: {1 / len(SECRETS):.0%})"
     )
 
 
 def reach(quality: Quality) -> tuple[float | None, float | None]:
-    """Mean accuracy where a window holds the fact as the question is read, and where it lies behind the window."""
+    """Mean accuracy where a window holds the fact as the question is read, and where it lies behind all windows."""
     within: list[float] = []
     beyond: list[float] = []
     for score in quality.limited[1:]:
@@ -145,7 +146,7 @@ def reach(quality: Quality) -> tuple[float | None, float | None]:
         for one in score.recalls:
             if one.distance + QUESTION_TOKENS // 2 <= window:
                 within.append(one.accuracy)
-            elif one.distance >= window:
+            elif one.distance >= max(window, quality.own_window):
                 beyond.append(one.accuracy)
     return (fmean(within) if within else None), (fmean(beyond) if beyond else None)
 

@@ -76,8 +76,8 @@ def _attention(study: Study) -> str:
     """Where the linear term of attention shows."""
     generation = study.timing.generations[0]
     slope = Slopes.of(generation).full
-    if slope is None or slope.slope <= 0:
-        return "Attention's own linear term does not show at these lengths."
+    if slope is None or slope.slope <= slope.margin:
+        return "Attention's own linear term does not show above the noise at these lengths."
     end = len(generation.seconds)
     share = slope.slope * end / slope.at(end)
     tenth = 0.1 * slope.intercept / slope.slope
@@ -136,9 +136,9 @@ def _windows(study: Study) -> str:
     windows = study.setting.windows
     found = (
         f"{len(windows) - windows.count(None)} of {len(windows)} layers see no more than "
-        f"{max(window for window in windows if window is not None):,} tokens, and are as fast at any length"
+        f"{max(window for window in windows if window is not None):,} tokens, and take no longer once these are full"
     )
-    if own is None or everything is None or own.slope <= 0:
+    if own is None or everything is None or own.slope <= own.margin:
         return f"{found}."
     return (
         f"{found}. Past that, 1,000 tokens more cost {_per_thousand(own)} a token; were all layers to see everything, "

@@ -54,18 +54,19 @@ def upkeep_at(plan: PagePlan, backend: AttentionBackend, length: int, repeats: i
     longest = length + repeats
     num_pages = Capacity(plan.groups, plan.block_size, 0, length).peak_pages(longest, length)
     blocks = BlockManager(plan.groups, num_pages, plan.block_size)
-    token_ids = [random.Random(SEED).randrange(1000) for _ in range(longest)]
+    draws = random.Random(SEED)
+    token_ids = [draws.randrange(1000) for _ in range(length)]
     hashes = BlockHashes(plan.block_size)
-    hashes.extend(token_ids[:length])
+    hashes.extend(token_ids)
     if not blocks.admit(SEQUENCE, blocks.match_prefix(hashes, length), length):
         raise RuntimeError(f"a pool for {longest} tokens has no room for {length}")
     blocks.commit(SEQUENCE, length, hashes)
 
     appending, hashing = [], []
     for end in range(length + 1, longest + 1):
-        given = token_ids[:end]
+        token_ids.append(draws.randrange(1000))
         started = time.perf_counter()
-        hashes.extend(given)
+        hashes.extend(token_ids)
         hashed = time.perf_counter()
         if not blocks.grow(SEQUENCE, end):
             raise RuntimeError(f"a pool for {longest} tokens has no room for {end}")
@@ -77,7 +78,7 @@ def upkeep_at(plan: PagePlan, backend: AttentionBackend, length: int, repeats: i
         length=length,
         append=_median_of_blocks(appending, size),
         hashing=_median_of_blocks(hashing, size),
-        lookup=_lookup_seconds(blocks, longest, repeats // LOOKUPS + 1),
+        lookup=_lookup_seconds(blocks, longest, repeats // 8 + 1),
         store=_store_seconds(plan, backend, blocks, longest, repeats),
     )
 
@@ -91,14 +92,14 @@ def _lookup_seconds(blocks: BlockManager, length: int, rounds: int) -> float:
     """From a position that a layer of the first group can see to its slot."""
     table = blocks.sequences[SEQUENCE].tables[0]
     first, size = table.first_held * blocks.block_size, blocks.block_size
+    page_ids, columns = table.page_ids, blocks.groups[0].pages_per_block
     draws = random.Random(SEED)
     samples = []
     for _ in range(rounds):
         positions = [draws.randrange(first, length) for _ in range(LOOKUPS)]
-        pages = table.pages
         started = time.perf_counter()
         for position in positions:
-            pages[position // size][0] * size + position % size
+            page_ids[position // size * columns] * size + position % size
         samples.append((time.perf_counter() - started) / LOOKUPS)
     return statistics.median(samples)
 

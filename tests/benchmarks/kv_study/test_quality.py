@@ -78,7 +78,8 @@ def test_facts_in_reach_of_a_window_are_told_from_those_beyond(study: Study) -> 
         recalls = [Recall(at, -1.0, 0.0, right) for at, right in zip((60, 100, 128), accuracies, strict=True)]
         return Score(Arm(CacheLimit(kept, sinks), "float32", 1), (1.0, 2.0), tuple(recalls))
 
-    # 60 + 32 fits into 128 and into 124; 100 is in neither; 128 is beyond both
+    # 60 + 32 fits into 128 and into 124; 100 is in neither; 128 is beyond both, and beyond the other layers' 32
     limited = (study.quality.limited[0], score(128, 0, 1.0, 0.9, 0.2), score(128, 4, 0.8, 0.9, 0.0))
     assert reach(dataclasses.replace(study.quality, limited=limited)) == (0.9, 0.1)
     assert reach(dataclasses.replace(study.quality, limited=limited[:1])) == (None, None)
+    assert reach(dataclasses.replace(study.quality, limited=limited, own_window=129)) == (0.9, None)
