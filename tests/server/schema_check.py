@@ -1,51 +1,75 @@
-"""SchemaCheck: every answer that passes is held against the schema that OpenAI publishes for its endpoint.
+"""SchemaCheck: every answer that passes is held against the types that OpenAI's own client for Python has of it.
 
-An ASGI app around the one under test, so that no test can forget it. What is wrong is kept in ``problems``, which the
-fixture looks at when the test is over.
+These types are generated from OpenAI's document of the API, and come with the client from the package index. The check
+is an ASGI app around the one under test, so that no test can forget it. What is wrong is kept in ``problems``, which
+the fixture looks at when the test is over.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
+import openai.types as types
+import openai.types.chat as chat
+import openai.types.responses as responses
 import orjson
+from pydantic import TypeAdapter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCHEMAS = Path(__file__).parent / "openai_schemas.json"
+TYPES: dict[str, Any] = {
+    "Completion": types.Completion,
+    "ChatCompletion": chat.ChatCompletion,
+    "ChatCompletionChunk": chat.ChatCompletionChunk,
+    "CreateEmbeddingResponse": types.CreateEmbeddingResponse,
+    "Response": responses.Response,
+    "ResponseStreamEvent": responses.ResponseStreamEvent,
+    "Model": types.Model,
+    "ErrorObject": types.ErrorObject,
+}
+# Keys that may be null, but that the document demands; the client would not miss them.
+ALWAYS_THERE = {
+    "ErrorObject": ("code", "param"),
+    "Choice": ("finish_reason", "logprobs"),
+    "CompletionChoice": ("logprobs",),
+}
 
 PLAIN = {
-    "/v1/completions": "CreateCompletionResponse",
-    "/v1/chat/completions": "CreateChatCompletionResponse",
+    "/v1/completions": "Completion",
+    "/v1/chat/completions": "ChatCompletion",
     "/v1/embeddings": "CreateEmbeddingResponse",
     "/v1/responses": "Response",
-    "/v1/models": "ListModelsResponse",
 }
 STREAMED = {
-    "/v1/completions": "CreateCompletionResponse",  # a chunk is a whole object there
-    "/v1/chat/completions": "CreateChatCompletionStreamResponse",
+    "/v1/completions": "Completion",  # a chunk is a whole object there
+    "/v1/chat/completions": "ChatCompletionChunk",
 }
 
 
 @cache
 def validator(name: str) -> jsonschema.Draft202012Validator:
-    """Of the schema ``name`` of the document."""
-    definitions = json.loads(SCHEMAS.read_text())["$defs"]
-    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": definitions})
+    """Of the type ``name``."""
+    schema = TypeAdapter(TYPES[name]).json_schema()
+    for one, definition in {name: schema, **schema.get("$defs", {})}.items():
+        if one in ALWAYS_THERE:
+            definition["required"] = [*definition["required"], *ALWAYS_THERE[one]]
+    return jsonschema.Draft202012Validator(schema)
 
 
 @cache
-def _event_schemas() -> dict[str, str]:
-    """The schema of each event of a streamed response, by its type."""
-    definitions = json.loads(SCHEMAS.read_text())["$defs"]
-    names = [one["$ref"].rpartition("/")[2] for one in definitions["ResponseStreamEvent"]["anyOf"]]
-    return {kind: name for name in names for kind in definitions[name]["properties"]["type"]["enum"]}
+def _event_validator(kind: str) -> jsonschema.Draft202012Validator:
+    """Of a streamed response's event of this type; KeyError for a type that is not known."""
+    schema = validator("ResponseStreamEvent").schema
+    names = {
+        definition["properties"]["type"]["const"]: name
+        for name in (one["$ref"].rpartition("/")[2] for one in schema["anyOf"])
+        for definition in [schema["$defs"][name]]
+    }
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{names[kind]}", "$defs": schema["$defs"]})
 
 
 class SchemaCheck:
@@ -75,13 +99,14 @@ class SchemaCheck:
     def _check(self, path: str, status: int, kind: str, body: bytes) -> None:
         for name, value in _answers(path, status, kind, body):
             self.num_checked += 1
-            error = jsonschema.exceptions.best_match(validator(name).iter_errors(value))
+            schema = validator(name) if name in TYPES else _event_validator(name)
+            error = jsonschema.exceptions.best_match(schema.iter_errors(value))
             if error is not None:
                 self.problems.append(f"{path} {status}: {error.json_path} of {name}: {error.message[:300]}")
 
 
 def _answers(path: str, status: int, kind: str, body: bytes) -> Iterator[tuple[str, Any]]:
-    """Each object of an answer, with the schema it must have."""
+    """Each object of an answer, with the type it must have: one of TYPES, or that of an event."""
     if not path.startswith("/v1/"):
         return
     if kind.startswith("text/event-stream"):
@@ -89,17 +114,17 @@ def _answers(path: str, status: int, kind: str, body: bytes) -> Iterator[tuple[s
             if line.startswith(b"data: ") and line != b"data: [DONE]":
                 value = orjson.loads(line[6:])
                 if "error" in value and value.get("type") is None:
-                    yield "ErrorResponse", value
+                    yield "ErrorObject", value["error"]
                 elif path in STREAMED:
-                    yield STREAMED[path], _without_nulls(path, value)
+                    yield STREAMED[path], _as_whole(path, value)
                 elif path == "/v1/responses":
-                    if value.get("response", {}).get("usage", 0) is None:  # in the document's own examples too
-                        del value["response"]["usage"]
-                    yield _event_schemas()[value["type"]], value
+                    yield value["type"], value
     elif path.startswith("/v1/messages"):
         return  # another vendor's API
     elif status >= 400:
-        yield "ErrorResponse", orjson.loads(body)
+        yield "ErrorObject", orjson.loads(body)["error"]
+    elif path == "/v1/models" and status == 200:
+        yield from (("Model", one) for one in orjson.loads(body)["data"])
     elif path in PLAIN and status == 200:
         value = orjson.loads(body)
         if path == "/v1/embeddings":  # the schema knows no base64
@@ -117,21 +142,12 @@ def _floats(embedding: str | list[float]) -> list[float]:
     return embedding
 
 
-def _without_nulls(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
-    """The chunk as the schemas would have it: they forbid some nulls that their own descriptions, and OpenAI, demand.
-
-    ``usage`` is null in all chunks but the last if it was asked for, ``logprobs`` where they were not, a chat's
-    ``logprobs.refusal`` where they were, and ``finish_reason`` in all chunks of a choice but its last.
-    """
-    choices = [{k: v for k, v in choice.items() if k != "logprobs" or v is not None} for choice in chunk["choices"]]
-    for choice in choices:
-        choice["finish_reason"] = choice["finish_reason"] or "stop"  # a missing key still fails, here
-        if path == "/v1/completions":
-            choice.setdefault("logprobs", None)
-        elif choice.get("logprobs", {}).get("refusal", 0) is None:
-            choice["logprobs"] = choice["logprobs"] | {"refusal": []}
-    choices = [_without_first_null(choice) for choice in choices]
-    return {k: v for k, v in chunk.items() if k != "usage" or v is not None} | {"choices": choices}
+def _as_whole(path: str, chunk: dict[str, Any]) -> dict[str, Any]:
+    """A completion's chunk as if it were the last of its choices: others have no reason yet, for which no type is."""
+    if path != "/v1/completions":
+        return chunk
+    choices = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
+    return chunk | {"choices": [_without_first_null(choice) for choice in choices]}
 
 
 def _without_first_null(choice: dict[str, Any]) -> dict[str, Any]:
