@@ -36,7 +36,7 @@ def _run(parsed: argparse.Namespace, path: Path | None) -> int:
         return _failed(error)
 
     # what takes seconds to import, after the check that takes none
-    from benchmarks.kv_study.document import render, write_document
+    from benchmarks.kv_study.document import render, require_markers, write_document
     from benchmarks.kv_study.plots import draw_plots
     from benchmarks.kv_study.sizes import FULL, QUICK
     from benchmarks.kv_study.studied_model import StudiedModel
@@ -45,6 +45,8 @@ def _run(parsed: argparse.Namespace, path: Path | None) -> int:
     from server.text.errors import TextError
 
     try:
+        if path is not None:
+            require_markers(path)
         studied = StudiedModel(parsed.model, parsed.text)
         study = run_study(studied, QUICK if parsed.quick else FULL)
         if parsed.json is not None:

@@ -69,6 +69,12 @@ def render(study: Study) -> str:
     return "\n\n".join(["## In short", summary(parts), facts, *(one.render(IMAGES) for one in parts)])
 
 
+def require_markers(path: Path) -> None:
+    """Raise ValueError where a document could not take what a study finds: before a long run rather than after it."""
+    if path.exists() and f"<!-- {MARKER}: begin -->" not in path.read_text(encoding="utf-8"):
+        raise ValueError(f"{path} lacks the line <!-- {MARKER}: begin -->, and the one that ends what is written there")
+
+
 def write_document(path: Path, text: str, plots: Mapping[str, bytes]) -> None:
     """Write ``text`` between the markers of ``path``, or of a new document, and the plots beside it.
 

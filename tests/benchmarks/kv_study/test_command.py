@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.kv_study import study as study_module
 from benchmarks.kv_study.__main__ import main
+from benchmarks.kv_study.document import FRAME
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +41,7 @@ def test_an_interrupted_study_leaves_the_document_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "study.md"
-    path.write_text("before")
+    path.write_text(FRAME)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -49,7 +50,7 @@ def test_an_interrupted_study_leaves_the_document_alone(
     arguments = [str(tiny_gemma3_dir), "--quick", "--text", str(text_file), "--write", str(path)]
     assert main(arguments) == 130
     assert capsys.readouterr().err.splitlines()[-1] == f"octavo study: interrupted; {path} is as it was"
-    assert path.read_text() == "before"
+    assert path.read_text() == FRAME
     assert [one.name for one in tmp_path.iterdir()] == ["study.md"]
 
 
@@ -70,6 +71,17 @@ def test_without_matplotlib_it_says_so_before_it_measures(
     monkeypatch.setattr(builtins, "__import__", without("matplotlib"))
     assert main([]) == 1
     assert capsys.readouterr().err == "octavo study: the plots need matplotlib: pip install 'octavo[study]'\n"
+
+
+def test_a_document_without_markers_is_refused_before_anything_is_measured(
+    tiny_gemma3_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.md"
+    path.write_text("mine alone")
+    monkeypatch.delattr(study_module, "measure_timing")
+    assert main([str(tiny_gemma3_dir), "--write", str(path)]) == 1
+    assert f"{path} lacks the line <!-- kv study: begin -->" in capsys.readouterr().err
+    assert path.read_text() == "mine alone"
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
