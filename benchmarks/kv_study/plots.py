@@ -84,19 +84,11 @@ def latency_figure(study: Study) -> Figure:
     for generation, color in zip(study.timing.generations, (BLUE, ORANGE), strict=False):
         lengths, seconds = generation.binned()
         milliseconds = [one * 1e3 for one in seconds]
-        axes.plot(
-            range(1, len(generation.seconds) + 1, 4),
-            [one * 1e3 for one in generation.seconds[::4]],
-            color=color,
-            alpha=0.25,
-            linewidth=0,
-            marker=".",
-            markersize=2,
-            rasterized=True,
-        )
+        low, high = ([one * 1e3 for one in generation.binned(quantile=share)[1]] for share in (0.05, 0.95))
+        axes.fill_between(lengths, low, high, color=color, alpha=0.2, linewidth=0)
         axes.plot(lengths, milliseconds, color=color)
         label_end(axes, lengths[-1], milliseconds[-1], generation.name, color)
-        most = max(most, *milliseconds)
+        most = max(most, *high)
     windows = [window for window in study.setting.windows if window is not None]
     if windows and max(windows) < len(study.timing.generations[0].seconds):
         axes.axvline(max(windows), color=GREY, linewidth=1, linestyle=":")
@@ -107,9 +99,9 @@ def latency_figure(study: Study) -> Figure:
             textcoords="offset points",
             color=GREY,
         )
-    axes.set_ylim(0, most * 1.35)
+    axes.set_ylim(0, most * 1.1)
     axes.set_xlim(0, len(study.timing.generations[0].seconds))
-    axes.set_title("Time of each token (dots), and medians of 64 (lines)")
+    axes.set_title("Time of a token: medians of 64 (lines), and where 90 % of them lie (bands)")
     axes.set_xlabel("length of the text so far, tokens")
     axes.set_ylabel("milliseconds a token")
     return figure

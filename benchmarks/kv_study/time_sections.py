@@ -100,11 +100,12 @@ def latency_section(study: Study) -> Section:
                 time(one.quarter(0)),
                 time(one.quarter(3)),
                 ratio(one.quarter(3) / one.quarter(0)),
+                time(one.slowest()),
                 _per_thousand(slopes.filling),
                 _per_thousand(slopes.full),
             ]
         )
-    heads = ["layers", "first quarter", "last quarter", "ratio", "while windows fill", "after that"]
+    heads = ["layers", "first quarter", "last quarter", "ratio", "99 of 100 below", "while windows fill", "after that"]
     return Section(
         title="(b) Latency along a long text",
         question="Does a stream stay smooth, or does each token wait longer than the one before?",
@@ -119,7 +120,7 @@ def latency_section(study: Study) -> Section:
         meaning=f"From the first to the last quarter the time of a token changes by {last / first - 1:+.1%}. "
         f"{_windows(study)}",
         limits="Greedy tokens of one stream, alone in the engine; a server's other streams, and its HTTP, come on top. "
-        "Medians hide single slow steps, which the dots show.",
+        "Medians hide single slow steps.",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,10 +41,14 @@ class Generation:
     windows: Windows
     seconds: tuple[float, ...]
 
-    def binned(self, start: int = 0) -> tuple[list[float], list[float]]:
-        """Lengths at the middle of bins from ``start`` tokens on, and the median seconds in each."""
+    def binned(self, start: int = 0, quantile: float = 0.5) -> tuple[list[float], list[float]]:
+        """Lengths at the middle of bins from ``start`` tokens on, and a quantile of the seconds in each."""
         starts = range(start, len(self.seconds) - BIN + 1, BIN)
-        return [at + BIN / 2 for at in starts], [statistics.median(self.seconds[at : at + BIN]) for at in starts]
+        return [at + BIN / 2 for at in starts], [_quantile(self.seconds[at : at + BIN], quantile) for at in starts]
+
+    def slowest(self) -> float:
+        """Seconds that 99 of 100 steps stay below."""
+        return _quantile(self.seconds, 0.99)
 
     def quarter(self, number: int) -> float:
         """Median seconds in a quarter of the text, 0 to 3."""
@@ -77,6 +82,12 @@ class Timing:
         """Seconds for a text of 1, 2, .. ``longest`` tokens, without and with a cache."""
         without = accumulate(self.recompute_seconds(length) for length in range(1, self.longest + 1))
         return list(without), list(accumulate(self.generations[0].seconds[: self.longest]))
+
+
+def _quantile(seconds: Sequence[float], share: float) -> float:
+    """On straight lines between the ordered values."""
+    ordered = sorted(seconds)
+    return interpolate(range(len(ordered)), ordered, share * (len(ordered) - 1))
 
 
 def measure_timing(studied: StudiedModel, sizes: Sizes, progress: Progress) -> Timing:

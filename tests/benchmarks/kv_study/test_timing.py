@@ -36,6 +36,13 @@ def test_quarters_are_medians_of_their_own_tokens() -> None:
     assert [one.quarter(number) for number in range(4)] == [49.5, 149.5, 249.5, 349.5]
 
 
+def test_quantiles_lie_between_the_ordered_steps() -> None:
+    one = Generation("counting", (None,), tuple(float(index) for index in range(127, -1, -1)))
+    assert one.binned() == ([32.0, 96.0], [95.5, 31.5])
+    assert one.binned(64, quantile=0.0) == ([96.0], [0.0])
+    assert one.slowest() == pytest.approx(0.99 * 127)
+
+
 def test_slopes_are_told_apart_where_windows_are_full() -> None:
     seconds = [1.0 + 3e-3 * min(index + 0.5, 256) + 1e-3 * (index + 0.5) for index in range(1024)]
     slopes = Slopes.of(Generation("windowed", (None, 256), tuple(seconds)))
