@@ -22,6 +22,7 @@ error_log stderr;
 events {{}}
 http {{
     access_log off;
+    {compression}
     client_body_temp_path {folder}/body;
     proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi;
@@ -30,6 +31,7 @@ http {{
     include {folder}/octavo.conf;
 }}
 """
+COMPRESSION = "gzip on; gzip_types *; gzip_min_length 0;"  # as an http block may have it that includes ours
 CADDY = "{\n\tadmin off\n\tauto_https off\n}\n"
 
 
@@ -49,9 +51,9 @@ def program(name: str) -> str:
 class Proxy:
     """Listens on ``port`` until closed; raises AssertionError with what it printed if it does not come up."""
 
-    def __init__(self, name: str, folder: Path, port: int, upstream: int) -> None:
+    def __init__(self, name: str, folder: Path, port: int, upstream: int, *, compressing: bool = False) -> None:
         self.port = port
-        command = self._nginx(folder, upstream) if name == "nginx" else self._caddy(folder, upstream)
+        command = self._nginx(folder, upstream, compressing) if name == "nginx" else self._caddy(folder, upstream)
         self._log = folder / "log"
         with self._log.open("w") as output:
             environment = {
@@ -87,12 +89,12 @@ class Proxy:
         self._process.kill()
         self._process.wait()
 
-    def _nginx(self, folder: Path, upstream: int) -> list[str]:
+    def _nginx(self, folder: Path, upstream: int, compressing: bool) -> list[str]:
         shipped = (DEPLOY / "nginx" / "octavo.conf").read_text()
         shipped = replaced_once(shipped, "server 127.0.0.1:8000;", f"server 127.0.0.1:{upstream};")
         shipped = replaced_once(shipped, "listen 80;", f"listen 127.0.0.1:{self.port};")
         (folder / "octavo.conf").write_text(shipped)
-        (folder / "nginx.conf").write_text(NGINX.format(folder=folder))
+        (folder / "nginx.conf").write_text(NGINX.format(folder=folder, compression=COMPRESSION if compressing else ""))
         return [program("nginx"), "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
 
     def _caddy(self, folder: Path, upstream: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Server, free_port
+from tests.e2e.held_stream import FIRST, LAST, Framing, held_stream
 from tests.e2e.proxy import Proxy
 
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 1000
 SMALLEST_BUFFER = 4096  # of nginx; what it holds back comes in such pieces
+HELD_BACK = 10.0  # seconds after which a proxy is taken to have kept an event
 LIMITS = ("--num-gpu-blocks-override", "200", "--threads", "1", "--max-num-seqs", "1", "--stream-queue-position")
 
 
@@ -53,6 +56,27 @@ def test_a_stream_comes_piece_by_piece_and_not_when_it_is_over(server: Server, p
     assert b"text/event-stream" in received.split(b"\r\n\r\n")[0].lower()
     assert len(pieces) > len(received) / SMALLEST_BUFFER * 2
     assert b'"finish_reason":"length"' in received
+
+
+@pytest.mark.parametrize("framing", Framing)
+@pytest.mark.parametrize("name", ["nginx", "caddy"])
+def test_an_event_arrives_while_the_server_holds_the_next_one_back(name: str, framing: Framing, tmp_path: Path) -> None:
+    # nginx that buffers keeps what is not chunked until a buffer is full; and all, for a client that takes gzip.
+    with held_stream(framing) as stream:
+        proxy = Proxy(name, tmp_path, free_port(), stream.server_port, compressing=True)
+        try:
+            with socket.create_connection(("127.0.0.1", proxy.port), HELD_BACK) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n")
+                received = b""
+                while FIRST not in received:
+                    received += connection.recv(65536)
+                assert LAST not in received
+                stream.released.set()
+                while piece := connection.recv(65536):
+                    received += piece
+                assert LAST in received
+        finally:
+            proxy.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
