@@ -3,7 +3,8 @@
     {"time": "2026-11-30T03:20:11.123Z", "level": "warning", "logger": "octavo.engine", "message": ..., ...}
 
 Knows the standard library's logging, and nothing of what is said. Invariants: in JSON every record is one line,
-whatever is in it; fields of a record never replace those that every record has; imports nothing heavy.
+whatever is in it; fields of a record never replace those that every record has; once `log_in_background` was called,
+nobody who logs waits for whoever reads stderr; imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+
+from engine.line_writer import LineWriter
 
 ROOT_LOGGER = "octavo"  # of all loggers of ours
 
@@ -64,6 +67,16 @@ def set_up_logging(log_format: LogFormat, context: Callable[[], Fields] | None =
         logging.captureWarnings(True)
         sys.excepthook = _log_uncaught
         threading.excepthook = _log_uncaught_in_thread
+
+
+def log_in_background() -> None:
+    """Write on a thread from now on: for a process that serves, which must not stop when nobody reads its stderr.
+
+    What is left is written as the interpreter exits, or by ``logging.shutdown``.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _StderrHandler):
+            handler.write_in_background()
 
 
 class TextFormatter(logging.Formatter):
@@ -123,14 +136,38 @@ def _clean(value: Any) -> Any:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what stderr is at that moment, a record in one piece."""
+    """Writes to what stderr is at that moment, a record in one piece; in the background, to what it was then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writer: LineWriter | None = None
+
+    def write_in_background(self) -> None:
+        if self._writer is None:
+            self._writer = LineWriter(sys.stderr.fileno(), self._lost_line)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            line = self.format(record) + "\n"
+            if self._writer is not None:
+                self._writer.write(line.encode(errors="backslashreplace"))
+            else:
+                sys.stderr.write(line)
+                sys.stderr.flush()
         except Exception:
             self.handleError(record)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            if self._writer.is_over:
+                self._writer = None
+        super().close()
+
+    def _lost_line(self, count: int) -> bytes:
+        message = f"{count} lines of this log were lost: whoever reads it is too slow"
+        record = logging.LogRecord(ROOT_LOGGER, logging.WARNING, __file__, 0, message, None, None)
+        return (self.format(record) + "\n").encode()
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

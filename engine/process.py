@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.channel import Channel, ChannelClosed
-from engine.log_format import set_up_logging, tell
+from engine.log_format import log_in_background, set_up_logging, tell
 from engine.messages import (
     AbortRequests,
     Answer,
@@ -52,6 +52,7 @@ def main() -> int:
     try:
         config = channel.receive_config()
         set_up_logging(config.log_format)
+        log_in_background()
         # imported here, so that a wrong start fails fast and the import of torch is a stage with a time
         from engine.config import CheckpointError, ConfigError
         from engine.engine import EngineBroken
@@ -136,4 +137,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    logging.shutdown()
     os._exit(status)  # skips torch's own teardown, most of a second

@@ -38,6 +38,7 @@ MODULES = {"simulate": "scheduler.simulation", "study": "benchmarks.kv_study"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     began = time.monotonic()
+    _open_closed_streams()
     given = sys.argv[1:] if arguments is None else arguments
     if given and given[0] in MODULES:
         _become(MODULES[given[0]], given[1:])
@@ -50,6 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(parsed, began)
     except KeyboardInterrupt:
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Have /dev/null for a stdin, stdout or stderr that is closed: else the next socket would get its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _become(module: str, arguments: Sequence[str]) -> NoReturn:

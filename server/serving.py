@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.client import EngineClient
 from engine.config import Checkpoint
+from engine.log_format import log_in_background
 from server.http.listener import listen, url
 from server.model_start import ModelStart, find_checkpoint
 from server.options import ServeOptions
@@ -39,6 +40,7 @@ def serve(options: ServeOptions, began: float) -> int:
     """
     with listen(options.host, options.port) as listener:
         model = find_checkpoint(options)
+        log_in_background()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(options, model, listener, began))
 

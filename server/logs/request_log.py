@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from engine.line_writer import LineWriter
 from engine.log_format import LogFormat, log_line
-from server.logs.line_writer import LineWriter
 from server.logs.request_line import LOGGER, json_line, text_line
 from server.observation.request_record import RequestRecord
 

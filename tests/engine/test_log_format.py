@@ -16,21 +16,35 @@ from engine.log_format import JsonFormatter, TextFormatter, log_line, tell
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import logging, threading, warnings
-from engine.log_format import LogFormat, set_up_logging, tell
+from engine.log_format import LogFormat, log_in_background, set_up_logging, tell
 set_up_logging(LogFormat("%s"))
+if %s:
+    log_in_background()
 tell(logging.getLogger("octavo.engine"), "two\\nlines", text="  table\\n  row", fields={"pages": 20})
 logging.getLogger("uvicorn.error").warning("of %%s", "others")
 logging.getLogger("uvicorn.error").info("not worth a line")
 warnings.warn("python's own")
-threading.Thread(target=lambda: 1 / 0).start()
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
 raise SystemError("nobody catches this")
 """
 
 
-def run(log_format: str) -> list[str]:
-    finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM % log_format], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+TALKATIVE_PROGRAM = """
+import logging
+from engine.log_format import LogFormat, log_in_background, set_up_logging
+set_up_logging(LogFormat.JSON)
+log_in_background()
+for _ in range(2000):  # a pipe holds 64 of them
+    logging.getLogger("uvicorn.error").warning("x" * 1000)
+print("went on", flush=True)
+"""
+
+
+def run(log_format: str, *, in_background: bool = False) -> list[str]:
+    program = PROGRAM % (log_format, in_background)
+    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.stdout == ""
     return finished.stderr.splitlines()
 
@@ -41,8 +55,9 @@ def emitted(logger_name: str, caplog: pytest.LogCaptureFixture, formatter: loggi
     return formatter.format(caplog.records[-1])
 
 
-def test_every_line_of_a_process_that_logs_json_is_an_object() -> None:
-    lines = [json.loads(line) for line in run("json")]
+@pytest.mark.parametrize("in_background", [False, True])
+def test_every_line_of_a_process_that_logs_json_is_an_object(in_background: bool) -> None:
+    lines = [json.loads(line) for line in run("json", in_background=in_background)]
     shown = [(one["level"], one["logger"], one["message"].split("\n")[0]) for one in lines]
     assert shown[:2] == [("info", "octavo.engine", "two"), ("warning", "uvicorn.error", "of others")]
     assert lines[0]["pages"] == 20
@@ -59,6 +74,18 @@ def test_text_is_what_was_told_and_others_with_their_level() -> None:
     lines = run("text")
     assert lines[:3] == ["  table", "  row", "octavo: WARNING: of others"]
     assert lines[-1] == "SystemError: nobody catches this"
+
+
+def test_a_process_whose_log_nobody_reads_goes_on_and_ends() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TALKATIVE_PROGRAM], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.wait(timeout=30) == 0
+            assert process.stdout is not None
+            assert process.stdout.read() == b"went on\n"
+        finally:
+            process.kill()
 
 
 def test_a_time_is_utc_to_the_millisecond() -> None:

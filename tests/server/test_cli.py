@@ -227,6 +227,21 @@ def test_keys_come_from_flags_and_the_environment_and_are_not_shown(monkeypatch:
     assert not any(key in repr(options) for key in options.api_keys)
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stderr_is_no_number_for_a_socket(closed: str, tmp_path: Path) -> None:
+    program = f"""
+import os, socket, subprocess, sys
+from pathlib import Path
+from server import cli
+cli.main(["serve", "no-such-directory/at-all"])
+child = subprocess.check_output(["readlink", "/proc/self/fd/2"])
+told = (os.readlink("/proc/self/fd/2"), child.decode().strip(), sys.stderr.fileno(), socket.socket().fileno() > 2)
+Path({str(tmp_path / "told")!r}).write_text(" ".join(map(str, told)))
+"""
+    subprocess.run(["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program], check=True)
+    assert (tmp_path / "told").read_text() == "/dev/null /dev/null 2 True"
+
+
 def test_a_path_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "/no/such/model" in fails(capsys, "/no/such/model")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from server.logs.line_writer import LineWriter
+from engine.line_writer import LineWriter
 
 
 def tell_lost(count: int) -> bytes:

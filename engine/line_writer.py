@@ -1,7 +1,8 @@
 """LineWriter: writes lines to a file descriptor on a thread of its own.
 
-Whoever reads a log may be slow, or not read at all; that must hold up no answer. Lines that come close to each other
-are written at once. Invariants: `write` never waits; what is kept is bounded, and lines beyond it are counted and told.
+Whoever reads a log may be slow, or not read at all; that must hold up no answer and no step. Lines that come close to
+each other are written at once. Invariants: `write` never waits; what is kept is bounded, and lines beyond it are
+counted and told.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LineWriter:
         self._lost = 0
         self._has_lines = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
@@ -44,6 +45,11 @@ class LineWriter:
         self._closing.set()
         self._has_lines.set()
         self._thread.join(CLOSE_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be written any more."""
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         closing = False
