@@ -11,6 +11,8 @@ decided; baggage is not read.
 
 from __future__ import annotations
 
+import logging
+
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -23,6 +25,7 @@ from server.tracing.span_export import SpanExport
 
 MAX_TRACED_SEQUENCES = 64  # of one request; an embedding of a thousand texts must not fill the queue of spans
 PREEMPTION = "preemption"
+HEADER_LOGGER = "opentelemetry.trace"  # whose warnings repeat what headers of clients say
 
 
 class RequestTracer:
@@ -32,6 +35,7 @@ class RequestTracer:
         self._export = export
         self._tracer = export.tracer
         self._propagator = TraceContextTextMapPropagator()
+        logging.getLogger(HEADER_LOGGER).setLevel(logging.ERROR)
 
     def finished(self, record: RequestRecord) -> None:
         parent = self._propagator.extract(record.trace_headers, Context()) if record.trace_headers else Context()

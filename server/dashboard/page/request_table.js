@@ -40,8 +40,7 @@ class RequestTable {
 
   /** A text of the engine's with ids of sequences in it, in which they have the names they are shown with. */
   withNames(text) {
-    for (const [id, name] of this.#names) text = text.replaceAll(id, name);
-    return text;
+    return text.replace(/[\w-]+/g, (word) => this.#names.get(word) ?? word); // once, whatever clients call themselves
   }
 }
 

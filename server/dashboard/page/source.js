@@ -2,6 +2,7 @@
 "use strict";
 
 const KEY_NAME = "octavo-admin-key";
+const SENDABLE_KEY = /^[!-~]*$/; // what servers take for a key; the rest of Unicode fits in no header
 
 class Source {
   get key() {
@@ -15,6 +16,7 @@ class Source {
 
   /** Ask for a path under /dashboard/, wherever the server is mounted. */
   fetch(path, signal) {
+    if (!SENDABLE_KEY.test(this.key)) return Promise.resolve(new Response(null, { status: 401 })); // no server has it
     const headers = this.key ? { authorization: `Bearer ${this.key}` } : {};
     return fetch(new URL(`dashboard/${path}`, location.href), { headers, signal, cache: "no-store" });
   }

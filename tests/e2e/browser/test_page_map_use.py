@@ -168,6 +168,9 @@ def test_a_server_with_a_key_asks_for_it_and_the_tab_keeps_it(server: FeedServer
     tab.type("wrong")
     tab.press("Enter")
     tab.wait("byId('notice-text').textContent === \"This is not the server's admin key.\"")
+    tab.type("Schlüssel \N{KEY}")  # which no header can carry
+    tab.press("Enter")
+    tab.wait("dashboard.feed.state === 'key' && byId('key').value === '' && !byId('key-form').hidden")
     tab.type("s3cret")
     tab.click("#key-form button")
     tab.wait("dashboard.feed.state === 'live' && byId('notice').hidden")
@@ -175,6 +178,17 @@ def test_a_server_with_a_key_asks_for_it_and_the_tab_keeps_it(server: FeedServer
     assert "s3cret" not in str(tab.evaluate("[JSON.stringify(localStorage), document.cookie, location.href]"))
     tab.load(f"{server.url}/dashboard")
     tab.wait("dashboard.feed.state === 'live'")
+
+
+def test_a_text_of_the_engine_names_requests_as_their_clients_do_whatever_they_are_called(
+    server: FeedServer, open_map: Callable
+) -> None:
+    tab = open_map(server.url)
+    tab.evaluate("""dashboard.requests.take({ total: 2, sequences: [
+      { id: "cmpl-1-0-0", request_id: "$& $' cmpl-2-0-0", handle: 1, status: "running" },
+      { id: "cmpl-2-0-0", request_id: "b", handle: 2, status: "running" }] })""")
+    text = tab.evaluate("dashboard.requests.withNames('It waits behind cmpl-1-0-0, cmpl-2-0-0 and cmpl-1-0-00.')")
+    assert text == "It waits behind $& $' cmpl-2-0-0, b and cmpl-1-0-00."
 
 
 def test_a_server_without_an_admin_key_says_how_to_get_one(server: FeedServer, open_map: Callable) -> None:

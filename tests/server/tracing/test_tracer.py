@@ -247,6 +247,20 @@ async def test_a_collector_that_refuses_or_is_not_there_changes_no_answer_and_th
 
 
 @pytest.mark.parametrize(
+    "trace_headers",
+    [{"traceparent": "secret" * 100}, headers() | {"tracestate": "secret=secret=secret,=secret"}],
+    ids=["traceparent", "tracestate"],
+)
+async def test_i08_nothing_of_a_trace_header_that_is_wrong_is_logged(
+    api, engine, tracer, caplog: pytest.LogCaptureFixture, trace_headers
+) -> None:
+    engine.answer("hello", FinishReason.STOP)
+    body = {"model": api.model, "prompt": "hi"}
+    assert (await api.http.post("/v1/completions", json=body, headers=trace_headers)).status_code == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
     ("given", "used"),
     [
         ("http://collector:4318", "http://collector:4318/v1/traces"),
