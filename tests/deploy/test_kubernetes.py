@@ -178,6 +178,7 @@ def test_everything_selects_the_pods_of_the_deployment_and_a_port_they_have() ->
 def test_an_autoscaler_scales_the_deployment(folder: str, kind: str) -> None:
     assert of_kind(folder, kind)["spec"]["scaleTargetRef"]["name"] == "octavo"
     assert of_kind("overlays/cpu", "Deployment")["metadata"]["name"] == "octavo"
+    assert "replicas" not in of_kind("overlays/cpu", "Deployment")["spec"]  # applying it again would undo the scaling
 
 
 def test_the_autoscalers_ask_for_names_and_labels_that_metrics_have() -> None:
@@ -188,8 +189,35 @@ def test_the_autoscalers_ask_for_names_and_labels_that_metrics_have() -> None:
     assert selected == {"octavo_queued_tokens", "octavo_requests_waiting", "octavo_kv_usage_ratio"}
     assert selected <= set(labels)
     for where, query in promql().items():
-        [(name, matchers)] = re.findall(r"(octavo_\w+)\{([^}]*)\}", query)
-        assert set(re.findall(r"(\w+)!?=", matchers)) <= labels[name] | added, where
+        found = re.findall(r"(octavo_\w+)\{([^}]*)\}", query)
+        assert found, where
+        for name, matchers in found:
+            assert set(re.findall(r"(\w+)!?=", matchers)) <= labels[name] | added, where
+
+
+@pytest.mark.parametrize("trigger", ["queued-tokens", "waiting-for-pages", "kv-usage"])
+def test_a_replica_that_left_is_no_reason_for_another_one(trigger: str, tmp_path: Path) -> None:
+    query = promql()[trigger]
+    [series] = set(re.findall(r"octavo_\w+\{[^}]*(?=\})", query))
+    replicas = [
+        {"series": f'{series},pod="before"}}', "values": "2x20 stale"},  # as a rollout leaves it, at 05:15
+        {"series": f'{series},pod="after"}}', "values": "_x16 2x20"},
+    ]
+    asked = [
+        {"expr": query, "eval_time": "4m30s", "exp_samples": [{"value": 4}]},
+        {"expr": query, "eval_time": "5m30s", "exp_samples": [{"value": 2}]},
+    ]
+
+    assert_answers(tmp_path, {"interval": "15s", "input_series": replicas, "promql_expr_test": asked})
+
+
+def assert_answers(folder: Path, test: dict[str, object]) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "15s", "tests": [test]}))
+    told = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr
 
 
 def test_prometheus_can_read_every_query_of_the_autoscalers(tmp_path: Path) -> None:
