@@ -205,8 +205,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     ``queued_tokens`` are those that waiting requests have to compute. ``refusals`` are by RefusalReason.
     ``wanted_pages`` are what the waiting request which goes next could not get, 0 where it waits for something else.
     ``exhaustion_seconds``: until running requests have taken every page, growing as they do; None where they end
-    before. ``tenant_page_seconds`` adds up to ``page_seconds``. ``step_part_seconds`` adds up to ``step_seconds``, in
-    the parts STEP_PARTS. Histograms are of steps: their seconds, tokens and sequences.
+    before. ``tenant_page_seconds``, up to now, adds up to ``page_seconds``. ``step_part_seconds`` adds up to
+    ``step_seconds``, in the parts STEP_PARTS. Histograms are of steps: their seconds, tokens and sequences.
     """
 
     pages_total: int

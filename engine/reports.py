@@ -29,6 +29,7 @@ def scheduler_stats(
     usage = scheduler.blocks.usage()
     counters = scheduler.counters
     host = scheduler.blocks.host
+    tenant_page_seconds = scheduler.tenant_page_seconds()
     reasons = scheduler.planner.wait_reasons()
     reasons[WaitReason.GRAMMAR] = len(grammars)
     return EngineStats(
@@ -70,8 +71,8 @@ def scheduler_stats(
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
         missed_prompt_tokens={reason.value: counters.missed_tokens[reason] for reason in MissReason},
-        page_seconds=counters.page_seconds,
-        tenant_page_seconds=dict(counters.tenant_page_seconds),
+        page_seconds=sum(tenant_page_seconds.values()),
+        tenant_page_seconds=tenant_page_seconds,
         recomputed_tokens=counters.recomputed_tokens,
         generation_tokens=counters.generation_tokens,
         drafts=counters.drafts,

@@ -16,6 +16,7 @@ class SchedulerCounters:
 
     ``missed_tokens`` are prompt tokens that had to be computed at first admission, by the reason they were not cached.
     ``drafts`` counts steps of a request that had drafts, and ``draft_tokens`` what was in them.
+    ``tenant_page_seconds`` are of requests that ended.
     ``overtakes`` counts requests that started before one that waited for pages and was first.
     """
 
@@ -32,11 +33,6 @@ class SchedulerCounters:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     tenant_page_seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def page_seconds(self) -> float:
-        """Of all tenants' requests that ended."""
-        return sum(self.tenant_page_seconds.values())
 
     def count_page_seconds(self, tenant: str, page_seconds: float) -> None:
         """A request of ``tenant`` ended."""

@@ -144,6 +144,13 @@ class Scheduler:
             return request.ledger
         return request.ledger.seen_running(self.blocks.sequence_usage(request_id))
 
+    def tenant_page_seconds(self) -> dict[str, float]:
+        """Pages x seconds up to now, by tenant: those of requests that ended, and of those there are."""
+        seconds = dict(self.counters.tenant_page_seconds)
+        for request_id, request in self._requests.items():
+            seconds[request.tenant] = seconds.get(request.tenant, 0.0) + self.ledger(request_id).page_seconds
+        return seconds
+
     def explain(self, request_id: str) -> Explanation | None:
         """Why a request waits, or was preempted; None when it is not known, or no longer."""
         request = self._requests.get(request_id)

@@ -88,9 +88,9 @@ HOST_PAGES = gauge(
     HOST_STATES,
 )
 HOST_BYTES = gauge("octavo_host_bytes", "Bytes of host memory by state, as octavo_host_pages.", HOST_STATES)
-PAGE_SECONDS = counter("octavo_page_seconds", "KV pages times seconds that ended requests held them.")
+PAGE_SECONDS = counter("octavo_page_seconds", "KV pages times seconds that requests held them.")
 TENANT_PAGE_SECONDS = counter(
-    "octavo_tenant_page_seconds", "KV pages times seconds that ended requests held them, by API key.", "tenant"
+    "octavo_tenant_page_seconds", "KV pages times seconds that requests held them, by API key.", "tenant"
 )
 AUDIT_FAILURES = counter("octavo_audit_failures", "Audits that found a page not accounted for.")
 

@@ -336,6 +336,8 @@ def test_whatever_ends_a_queued_request_it_tells_what_it_cost(
     clock[0] += 1.0
     engine.engine.abort(["waits", "sample"])
     clock[0] += 1.5
+    engine.step()
+    assert engine.stats.tenant_page_seconds == {"": 0.0, "x": 3 * 3.5}  # also of those that still hold theirs
     with monkeypatch.context() as broken:
         broken.setattr(engine.engine.runner, "launch", lambda *step: 1 / 0)
         engine.step()
