@@ -110,7 +110,8 @@ AVAILABILITY = (
 MEMORY = (
     Alert(
         name="OctavoKvPagesExhausted",
-        promql=f"{KV_AVAILABLE_RATIO.selector} < 0.05 "
+        # Not nearly none: after each preemption a quarter of the pool can be left, and too little for who is next.
+        promql=f"{KV_AVAILABLE_RATIO.selector} < 0.5 "
         f"and ignoring (reason) {INSTANCE.gauge(REQUESTS_WAITING, reason='pages')} > 0",
         lasting="5m",
         severity=Severity.WARNING,
