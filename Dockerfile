@@ -70,7 +70,7 @@ WORKDIR /home/octavo
 EXPOSE 8000
 
 # /health is 503 until the model is loaded, which may take minutes; a failure before the start period is over counts
-# for nothing.
+# for nothing. It asks port 8000, so leave --port alone and publish another one: -p 9000:8000.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --start-interval=3s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 
