@@ -62,11 +62,11 @@ def create_app(state: ServerState) -> FastAPI:
         telemetry=NO_TELEMETRY,
     )
     app.add_middleware(NoteRoute)
-    app.add_middleware(ShowRequestId)
     app.add_middleware(BodyLimit, limit=state.body_limit)
     if state.api_keys or state.admin_key:
-        # the outermost: nothing of a stranger is read
+        # nothing of a stranger is read but what he calls his request
         app.add_middleware(RequireKeys, api_keys=state.api_keys, admin_key=state.admin_key)
+    app.add_middleware(ShowRequestId)
     if state.allowed_origins:
         # further out still: browsers ask what is allowed without a key, and read no answer that does not say so
         app.add_middleware(

@@ -35,13 +35,17 @@ class RequestId:
 def identify(request: Request, prefix: str) -> RequestId:
     """The id of a new request; its answer will show it. ApiError 400 for a header that is no id."""
     chosen = request.headers.get(HEADER)
-    if chosen is not None and not (0 < len(chosen) <= MAX_CHARACTERS and chosen.isascii() and chosen.isprintable()):
+    if chosen is not None and not _is_id(chosen):
         raise bad_request(f"X-Request-Id: must be 1 to {MAX_CHARACTERS} printable ASCII characters", "X-Request-Id")
     request_id = RequestId(f"{prefix}-{uuid.uuid4().hex}", chosen)
     request.scope["state"][STATE_KEY] = request_id.shown
     if (record := current_record()) is not None:
         record.own_id, record.shown_id = request_id.own, request_id.shown
     return request_id
+
+
+def _is_id(text: str) -> bool:
+    return 0 < len(text) <= MAX_CHARACTERS and text.isascii() and text.isprintable()
 
 
 def request_id_header(scope: Scope) -> dict[str, str]:
@@ -51,13 +55,20 @@ def request_id_header(scope: Scope) -> dict[str, str]:
 
 
 class ShowRequestId:
-    """ASGI middleware: adds the header to whatever is answered."""
+    """ASGI middleware: adds the header to whatever is answered, refusals before any route included.
+
+    A request that generates nothing has no id of the server's: it is called what its client calls it, if anything.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})
+        state = scope.setdefault("state", {})
+        if scope["type"] == "http" and (chosen := _chosen(scope)) is not None:
+            state[STATE_KEY] = chosen
+            if (record := current_record()) is not None:
+                record.shown_id = chosen
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -66,3 +77,12 @@ class ShowRequestId:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def _chosen(scope: Scope) -> str | None:
+    """The id that the client brought, if it is one."""
+    for name, value in scope["headers"]:
+        if name == HEADER.encode():
+            text = str(value, "latin-1")
+            return text if _is_id(text) else None
+    return None

@@ -141,7 +141,10 @@ STEP_PART_SECONDS = counter("octavo_step_part_seconds", "Seconds the engine spen
 STEP_DURATION = histogram("octavo_step_duration_seconds", "Seconds of one step.", STEP_DURATION_BOUNDS)
 STEP_TOKENS = histogram("octavo_step_tokens", "Tokens computed in one step.", STEP_TOKENS_BOUNDS)
 STEP_SEQUENCES = histogram("octavo_step_sequences", "Sequences in one step.", STEP_SEQUENCES_BOUNDS)
-ENGINE_UP = gauge("octavo_engine_up", "1 while the engine serves.")
+ENGINE_UP = gauge(
+    "octavo_engine_up",
+    "1 while the engine's process is there and has loaded the model; /health tells whether it moves.",
+)
 ENGINE_RESTARTS = counter("octavo_engine_restarts", "Times the engine process died and was started again.")
 
 # ---- what becomes of requests

@@ -166,3 +166,8 @@ async def test_a_ledger_names_requests_of_the_same_key_only(guarded, engine, str
     assert requesters == ["another request", f"{mine}-0-0"]
     assert body["choices"][0]["ledger"]["preemptions"] == [fields, fields]
     assert other not in response.text
+
+
+async def test_a_refusal_for_want_of_a_key_carries_the_id_that_the_client_chose(guarded) -> None:
+    response = await guarded.http.post("/v1/completions", headers={"x-request-id": "mine"})
+    assert (response.status_code, response.headers["x-request-id"]) == (401, "mine")

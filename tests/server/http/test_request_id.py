@@ -80,3 +80,14 @@ async def test_two_requests_at_once_have_each_their_own(api) -> None:
     responses = await asyncio.gather(*(api.completion() for _ in range(5)))
     assert [r.headers["x-request-id"] for r in responses] == [r.json()["id"] for r in responses]
     assert len({orjson.loads(r.content)["id"] for r in responses}) == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/v1/models", 200), ("GET", "/v1/nothing", 404), ("PUT", "/v1/models", 405)]
+)
+async def test_answers_that_generate_nothing_carry_the_id_that_the_client_chose(api, method, path, status) -> None:
+    response = await api.http.request(method, path, headers={"x-request-id": "mine"})
+    assert response.status_code == status
+    assert response.headers.get_list("x-request-id") == ["mine"]
+    unnamed = await api.http.request(method, path, headers={"x-request-id": "x" * 129})
+    assert "x-request-id" not in unnamed.headers
