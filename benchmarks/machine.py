@@ -37,7 +37,8 @@ class Conditions:
             cpu=_cpu_model(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             memory_gib=_memory_gib(),
-            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            # a release goes on with names that distributions and hosts give it
+            system=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])} {platform.machine()}",
             python=platform.python_version(),
             load_1m=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         )

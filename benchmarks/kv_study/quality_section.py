@@ -32,8 +32,8 @@ def quality_section(study: Study) -> Section:
         meaning=_meaning(quality),
         limits="One small model and one kind of text. Limits are masks over a whole cache: they show quality, not "
         "speed. With sinks, rows keep the positions they were written at, where Xiao et al. number them anew within "
-        f"the cache; attention with sinks is a small dense one over gathered rows. {quality.trials} tellings a cell "
-        f"of recall are few: an accuracy of {1 / len(SECRETS):.0%} is chance.",
+        f"the cache; attention with sinks is a small dense one over gathered rows. Recall is of few tellings "
+        f"({quality.trials}): an accuracy of {1 / len(SECRETS):.0%} is chance.",
     )
 
 
