@@ -7,6 +7,7 @@ offers these as methods.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from block_manager.block import KVBlock
 from block_manager.block_pool import BlockPool
@@ -53,10 +54,13 @@ def snapshot(
         for page in block.pages:
             fills[page] = fill
     names = {sequence.handle: sequence.sequence_id for sequence in sequences}
-    tables = {}
+    tables: tuple[bytes, ...] = ()
+    ends: tuple[list[int], ...] = ()
     if any(pool.shared_pages):
-        tables = {sequence.sequence_id: tuple(table.page_ids[:] for table in sequence.tables) for sequence in sequences}
-    return PageSnapshot(columns, bytes(fills), tuple(group.name for group in groups), names, tables)
+        by_group = [[sequence.tables[index].page_ids for sequence in sequences] for index in range(len(groups))]
+        tables = tuple(b"".join(page_ids) for page_ids in by_group)
+        ends = tuple(list(accumulate(map(len, page_ids))) for page_ids in by_group)
+    return PageSnapshot(columns, bytes(fills), tuple(group.name for group in groups), names, tables, ends)
 
 
 def _partly_filled(block_size: int, sequences: Collection[SequencePages]) -> dict[KVBlock, int]:

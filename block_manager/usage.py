@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 
 from block_manager.page_map import PageColumns, PageState
 
@@ -97,15 +98,17 @@ class PageRow:
 class PageSnapshot:
     """Every page at one moment, in columns: the source of a live page map.
 
-    ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence. ``tables`` has the
-    page ids of each sequence, one array per group, where some pages are shared.
+    ``fills[page]`` in tokens. ``owner_names`` maps a handle in ``columns.holders`` to its sequence. Where some pages
+    are shared, ``tables`` has by group the page ids of all sequences one after the other, in the order of
+    ``owner_names``, and ``table_ends`` where each ends: one copy, since thousands of small ones take a millisecond.
     """
 
     columns: PageColumns
     fills: bytes
     group_names: tuple[str, ...]
     owner_names: dict[int, str]
-    tables: dict[str, tuple[array[int], ...]]
+    tables: tuple[bytes, ...]
+    table_ends: tuple[list[int], ...]
 
     def row(self, page: int) -> PageRow:
         """One page, with names for handles."""
@@ -115,8 +118,7 @@ class PageSnapshot:
         if state is PageState.HELD and columns.ref_counts[page] == 1:
             owners = (self.owner_names[columns.holders[page]],)
         elif state is PageState.HELD:
-            group = columns.groups[page]
-            owners = tuple(name for name in sorted(self.tables) if page in self.tables[name][group])
+            owners = self._owners(page, columns.groups[page])
         return PageRow(
             page=page,
             state=state,
@@ -127,3 +129,12 @@ class PageSnapshot:
             hash_prefix=columns.hash_prefixes[page],
             last_used=columns.last_used[page] if state is PageState.CACHED else None,
         )
+
+    def _owners(self, page: int, group: int) -> tuple[str, ...]:
+        """Whose tables have the page, by name."""
+        pages = array("I", self.tables[group])
+        spans = pairwise((0, *self.table_ends[group]))
+        owners = (
+            name for name, span in zip(self.owner_names.values(), spans, strict=True) if page in pages[slice(*span)]
+        )
+        return tuple(sorted(owners))

@@ -51,6 +51,8 @@ class Server:
 
     def wait_ready(self, seconds: float = 90.0) -> None:
         self.wait_until(lambda: self.http.get("/ready").status_code == 200, "ready", seconds)
+        # the table of a start is written by a thread, and readers of the log want it
+        self.wait_until(lambda: f"{self.url}/v1" in self.log.read_text(), "said to be serving")
 
     def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
         """Poll ``condition``; fails with the server's log when the time is over or the server ended."""
