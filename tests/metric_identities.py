@@ -107,4 +107,4 @@ def assert_nothing_went_back(earlier: Scrape, later: Scrape) -> None:
         for series in earlier.never_falling
         if later.samples.get(series, -math.inf) < earlier.samples[series]
     }
-    assert fallen == {}
+    assert fallen == {}, fallen

@@ -87,15 +87,17 @@ class Watch:
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
+        self._one_at_a_time = asyncio.Lock()  # two that overlap may be answered in another order than they were made
         self.scrapes: list[Scrape] = []
 
     async def scrape(self) -> Scrape:
-        scrape = Scrape((await self._http.get("/metrics")).text)
-        assert_identities(scrape)
-        if self.scrapes:
-            assert_nothing_went_back(self.scrapes[-1], scrape)
-        self.scrapes.append(scrape)
-        return scrape
+        async with self._one_at_a_time:
+            scrape = Scrape((await self._http.get("/metrics")).text)
+            assert_identities(scrape)
+            if self.scrapes:
+                assert_nothing_went_back(self.scrapes[-1], scrape)
+            self.scrapes.append(scrape)
+            return scrape
 
     async def until(self, over: asyncio.Event) -> None:
         while not over.is_set():
