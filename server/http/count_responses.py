@@ -1,8 +1,8 @@
 """CountResponses: ASGI middleware that counts the answers of the app by route and status.
 
 Invariants: a route is named by its template, whatever was asked for, so that there are no more series than routes and
-statuses; an answer is counted once, as it begins, so that
-the tokens of a stream cost nothing here; one that ends in a bug is a 500.
+statuses; an answer is counted once, as it begins, so that the tokens of a stream cost nothing here; one that ends in a
+bug is a 500.
 """
 
 from __future__ import annotations
