@@ -86,7 +86,8 @@ class Preparation:
 
     Each is left out if it is None. ``query_norm`` and ``key_norm`` are weights [head_dim], the same for every head
     (those that a checkpoint stores less one, as Gemma's, come with the one added). ``rotation`` is cosines and sines,
-    float32 [num_tokens, ..., head_dim / 2], that turn element i with element i + head_dim / 2.
+    float32 [num_tokens, ..., pairs], that turn element i with element i + pairs. There are head_dim / 2 pairs or fewer:
+    elements from 2 * pairs on are normed only.
     """
 
     query_norm: torch.Tensor | None = None

@@ -25,8 +25,9 @@ def prepared(heads: torch.Tensor, norm: torch.Tensor | None, preparation: Prepar
         x = F.rms_norm(x, x.shape[-1:], eps=preparation.eps) * norm
     if preparation.rotation is not None:
         cos, sin = (part.view(heads.shape[0], 1, -1) for part in preparation.rotation)
-        first, second = x.chunk(2, dim=-1)
-        x = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        pairs = cos.shape[-1]
+        first, second, rest = torch.split(x, [pairs, pairs, x.shape[-1] - 2 * pairs], dim=-1)
+        x = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
     return x.to(heads.dtype)
 
 

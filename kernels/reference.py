@@ -41,8 +41,9 @@ def prepare(rows: torch.Tensor, norm: torch.Tensor | None, preparation: Preparat
         rows = rows / torch.sqrt((rows**2).mean(dim=-1, keepdim=True) + preparation.eps) * norm.double()
     if preparation.rotation is not None:
         cos, sin = (table.double().reshape(rows.shape[0], 1, -1) for table in preparation.rotation)
-        first, second = rows.chunk(2, dim=-1)
-        rows = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        pairs = cos.shape[-1]
+        first, second, rest = rows[..., :pairs], rows[..., pairs : 2 * pairs], rows[..., 2 * pairs :]
+        rows = torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
     return rows
 
 

@@ -60,8 +60,8 @@ class NativeBackend:
         preparation: Preparation,
     ) -> None:
         call = self._store_call(key, value, pages, slot_mapping)
-        if query.dtype != key.dtype or query.shape[::2] != key.shape[::2] or key.shape[2] % 2:
-            raise ValueError(f"query {_describe(query)} must be like key {_describe(key)}, with an even head_dim")
+        if query.dtype != key.dtype or query.shape[::2] != key.shape[::2]:
+            raise ValueError(f"query {_describe(query)} must be like key {_describe(key)}")
         call.query, call.query_stride = query.data_ptr(), _token_stride("query", query)
         call.num_q_heads = query.shape[1]
         call.eps = preparation.eps
@@ -70,8 +70,11 @@ class NativeBackend:
         call.key_norm = _row_pointer("key_norm", preparation.key_norm, head_dim)
         if preparation.rotation is not None:
             cosines, sines = preparation.rotation
-            call.cosines = _row_pointer("cosines", cosines, key.shape[0] * head_dim // 2)
-            call.sines = _row_pointer("sines", sines, key.shape[0] * head_dim // 2)
+            call.pairs = cosines.shape[-1]
+            if 2 * call.pairs > head_dim:
+                raise ValueError(f"cosines {_describe(cosines)} turn more pairs than heads of {head_dim} have")
+            call.cosines = _row_pointer("cosines", cosines, key.shape[0] * call.pairs)
+            call.sines = _row_pointer("sines", sines, key.shape[0] * call.pairs)
         self.library.store_kv(call, query, key, value)
 
     def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

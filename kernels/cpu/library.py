@@ -101,6 +101,7 @@ class StoreCall(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("cosines", ctypes.c_void_p),
         ("sines", ctypes.c_void_p),
+        ("pairs", ctypes.c_int64),
     ]
 
 

@@ -33,7 +33,7 @@ float inverse_root_mean_square(const float* x, int64_t count, float eps) {
 }
 
 void prepare_floats(float* x, int64_t count, const float* weight, float eps, const float* cosines,
-                    const float* sines) {
+                    const float* sines, int64_t pairs) {
   if (weight != nullptr) {
     const float factor = inverse_root_mean_square(x, count, eps);
     int64_t i = 0;
@@ -41,28 +41,27 @@ void prepare_floats(float* x, int64_t count, const float* weight, float eps, con
     for (; i < count; ++i) x[i] = x[i] * factor * weight[i];
   }
   if (cosines == nullptr) return;
-  const int64_t half = count / 2;
   int64_t i = 0;
-  for (; i + kLanes <= half; i += kLanes) {
-    const vfloat first = load(x + i), second = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+  for (; i + kLanes <= pairs; i += kLanes) {
+    const vfloat first = load(x + i), second = load(x + pairs + i), c = load(cosines + i), s = load(sines + i);
     store(x + i, first * c - second * s);
-    store(x + half + i, second * c + first * s);
+    store(x + pairs + i, second * c + first * s);
   }
-  for (; i < half; ++i) {
-    const float first = x[i], second = x[half + i];
+  for (; i < pairs; ++i) {
+    const float first = x[i], second = x[pairs + i];
     x[i] = first * cosines[i] - second * sines[i];
-    x[half + i] = second * cosines[i] + first * sines[i];
+    x[pairs + i] = second * cosines[i] + first * sines[i];
   }
 }
 
 void prepare_head(const void* source, DType dtype, float* target, int64_t count, const float* weight, float eps,
-                  const float* cosines, const float* sines) {
+                  const float* cosines, const float* sines, int64_t pairs) {
   switch (dtype) {
     case DType::float32: copy_row(static_cast<const float*>(source), target, count); break;
     case DType::bfloat16: copy_row(static_cast<const bf16*>(source), target, count); break;
     default: copy_row(static_cast<const f16*>(source), target, count); break;
   }
-  prepare_floats(target, count, weight, eps, cosines, sines);
+  prepare_floats(target, count, weight, eps, cosines, sines, pairs);
 }
 
 template <class Element>

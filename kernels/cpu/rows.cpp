@@ -54,8 +54,9 @@ struct StoreCall {
   const float* query_norm;  // [head_dim]
   const float* key_norm;
   float eps;
-  const float* cosines;  // [num_tokens, head_dim / 2]
+  const float* cosines;  // [num_tokens, pairs]
   const float* sines;
+  int64_t pairs;  // of elements that turn, at most head_dim / 2
 };
 
 namespace {
@@ -79,7 +80,7 @@ class TokenStore {
 
  private:
   const float* angles(const float* table, int64_t token) const {
-    return table == nullptr ? nullptr : table + token * (call_.head_dim / 2);
+    return table == nullptr ? nullptr : table + token * call_.pairs;
   }
 
   void prepare_query(int64_t token) {
@@ -87,7 +88,7 @@ class TokenStore {
     char* head = static_cast<char*>(call_.query) + token * call_.query_stride * size;
     for (int i = 0; i < call_.num_q_heads; ++i, head += call_.head_dim * size) {
       rows_.prepare_head(head, call_.dtype, scratch_.data(), call_.head_dim, call_.query_norm, call_.eps,
-                         angles(call_.cosines, token), angles(call_.sines, token));
+                         angles(call_.cosines, token), angles(call_.sines, token), call_.pairs);
       kernels_.convert(scratch_.data(), DType::float32, head, call_.dtype, call_.head_dim);
     }
   }
@@ -103,7 +104,7 @@ class TokenStore {
       DType dtype = call_.dtype;
       if (prepares) {
         rows_.prepare_head(head, dtype, scratch_.data(), head_dim, call_.key_norm, call_.eps,
-                           angles(call_.cosines, token), angles(call_.sines, token));
+                           angles(call_.cosines, token), angles(call_.sines, token), call_.pairs);
         from = scratch_.data(), dtype = DType::float32;
       }
       if (scales != nullptr) {

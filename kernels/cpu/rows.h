@@ -20,10 +20,10 @@ struct AddCall {
 };
 
 struct RowTable {
-  // target = source / sqrt(mean(source^2) + eps) * weight, unless weight is null, then each element i turned with
-  // element i + count / 2 by cosines and sines [count / 2], unless these are null. `count` is even; in floats.
+  // target = source / sqrt(mean(source^2) + eps) * weight, unless weight is null, then each element i < pairs turned
+  // with element i + pairs by cosines and sines [pairs], unless these are null. 2 * pairs <= count; in floats.
   void (*prepare_head)(const void* source, DType dtype, float* target, int64_t count, const float* weight, float eps,
-                       const float* cosines, const float* sines);
+                       const float* cosines, const float* sines, int64_t pairs);
   // sum += branch / sqrt(mean(branch^2) + eps) * weight, or just branch where weight is null
   void (*add_normed)(void* sum, const void* branch, DType dtype, int64_t count, const float* weight, float eps);
 };

@@ -14,9 +14,8 @@ Preparation (``kernels.attention.Preparation``) computes in float32 and rounds o
 into the pages. Slots must be distinct, or two tokens race; only in the null page, 0, which nobody reads, padding may
 share them. Offsets into the pool are 64-bit, so that a pool may hold more than 2**31 elements.
 
-Rows are held as two halves, [tokens, head_dim / 2] each, since rotary embedding pairs an element of the first with its
-neighbour in the second. Knows nothing of sequences: whoever made the slot mapping did. Tested in Triton's interpreter
-and compiled for GPUs; not yet run on one.
+Rows are held in parts (``kernels.gpu.row_parts``), halves of rows where nothing turns. Knows nothing of sequences:
+whoever made the slot mapping did. Tested in Triton's interpreter and compiled for GPUs; not yet run on one.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import triton.language as tl
 from kernels.attention import KVPages, Preparation
 from kernels.gpu.attention_case import CASES, AttentionCase
 from kernels.gpu.pages import check_scales, padded_head_dim, page_arguments, page_constants, page_types
+from kernels.gpu.row_parts import load_parts, padded_pairs, prepare, store_parts, widened
 from kernels.gpu.variant import Variant, pointer
 from kernels.quantisation import LARGEST_CODE
 
@@ -39,15 +39,15 @@ MOVED_AT_ONCE = 512
 
 
 @triton.jit
-def largest_bits(half):
+def largest_bits(part):
     """Each row's largest magnitude, as bits: as integers, magnitudes compare like numbers, and NaN is the largest."""
-    return tl.max(half.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    return tl.max(part.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
 
 
 @triton.jit
-def codes_of(half, is_finite, divisors, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr):
-    """Codes of one half, still in float32 and, for floats, not yet rounded."""
-    codes = tl.div_rn(half, tl.broadcast_to(divisors[:, None], half.shape))
+def codes_of(part, is_finite, divisors, LARGEST: tl.constexpr, IS_INTEGER: tl.constexpr):
+    """Codes of one part, still in float32 and, for floats, not yet rounded."""
+    codes = tl.div_rn(part, tl.broadcast_to(divisors[:, None], part.shape))
     codes = tl.minimum(tl.maximum(tl.where(is_finite[:, None], codes, 0.0), -LARGEST), LARGEST)
     if IS_INTEGER:  # adding 1.5 * 2 ** 23 rounds to the nearest integer, ties to even
         codes = (codes + 12582912.0) - 12582912.0
@@ -56,53 +56,39 @@ def codes_of(half, is_finite, divisors, LARGEST: tl.constexpr, IS_INTEGER: tl.co
 
 @triton.jit
 def store_row(
-    first,
-    second,
+    parts,
     side,
-    pages,
-    offsets,
-    dims,
+    slots,
     stored,
-    mask,
+    lanes,
     QUANTISED: tl.constexpr,
     LARGEST: tl.constexpr,
     IS_INTEGER: tl.constexpr,
-    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
 ):
-    """Round or quantise both halves of the rows, and write them, and their scales, where they belong."""
+    """Round or quantise the rows, and write them, and their scales, where they belong."""
     pages_ptr, page_stride, head_offset, slot_stride, scales_ptr, scale_page_stride, scale_head_offset = side
+    pages = slots // BLOCK_SIZE
+    offsets = slots % BLOCK_SIZE
     if QUANTISED:
-        first, second = first.to(tl.float32), second.to(tl.float32)
+        first, second, rest = widened(parts)
         bits = tl.maximum(largest_bits(first), largest_bits(second))
+        if 2 * PAIRS < HEAD_DIM:
+            bits = tl.maximum(bits, largest_bits(rest))
         is_finite = bits < 0x7F800000
         absmax = bits.to(tl.float32, bitcast=True)
         scales = tl.where(is_finite, tl.div_rn(absmax, tl.full(absmax.shape, LARGEST, tl.float32)), float("nan"))
         divisors = tl.where(scales > 0, scales, 1.0)
-        first = codes_of(first, is_finite, divisors, LARGEST, IS_INTEGER)
-        second = codes_of(second, is_finite, divisors, LARGEST, IS_INTEGER)
+        parts = (
+            codes_of(first, is_finite, divisors, LARGEST, IS_INTEGER),
+            codes_of(second, is_finite, divisors, LARGEST, IS_INTEGER),
+            codes_of(rest, is_finite, divisors, LARGEST, IS_INTEGER),
+        )
         tl.store(scales_ptr + pages * scale_page_stride + scale_head_offset + offsets, scales, mask=stored)
-    slots = (pages_ptr + pages * page_stride + head_offset + offsets * slot_stride)[:, None] + dims[None, :]
-    tl.store(slots, first.to(pages_ptr.dtype.element_ty), mask=mask)
-    tl.store(slots + HALF, second.to(pages_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def prepare(first, second, norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM: tl.constexpr):
-    """Both halves of the rows after RMSNorm and rotary embedding, in float32; each is left out without its pointer."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    first, second = first.to(tl.float32), second.to(tl.float32)
-    if norm_ptr is not None:
-        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-        factors = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        in_half = dims < HALF
-        first = first * factors * tl.load(norm_ptr + dims, mask=in_half, other=0.0).to(tl.float32)[None, :]
-        second = second * factors * tl.load(norm_ptr + HALF + dims, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    if cos_ptr is not None:
-        angles = tokens[:, None] * angle_stride + dims[None, :]
-        cos = tl.load(cos_ptr + angles, mask=mask, other=1.0)
-        sin = tl.load(sin_ptr + angles, mask=mask, other=0.0)
-        first, second = first * cos - second * sin, second * cos + first * sin
-    return first, second
+    rows = pages_ptr + pages * page_stride + head_offset + offsets * slot_stride
+    store_parts(rows, parts, stored, lanes, PAIRS, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -144,6 +130,8 @@ def store_kv_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    PAIRS_PADDED: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
@@ -151,41 +139,28 @@ def store_kv_kernel(
 
     Grid: (token blocks, num_kv_heads), and with ``query_ptr`` num_q_heads more.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
     head = tl.program_id(1)
     tokens = tl.program_id(0).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    dims = tl.arange(0, HEAD_DIM_PADDED // 2)
-    in_half = (dims < HALF)[None, :]
+    present = tokens < num_tokens
+    lanes = (tl.arange(0, PAIRS_PADDED), tl.arange(0, HEAD_DIM_PADDED))
+    turns = (cos_ptr, sin_ptr, tokens * angle_stride)
 
     if query_ptr is not None:  # noqa: SIM102 - known when compiling, where there may be no pointer
         if head >= NUM_KV_HEADS:
-            query_rows = query_ptr + tokens * query_token_stride + (head - NUM_KV_HEADS) * query_row_stride
-            query = query_rows[:, None] + dims[None, :]
-            mask = (tokens < num_tokens)[:, None] & in_half
-            first = tl.load(query, mask=mask, other=0.0)
-            second = tl.load(query + HALF, mask=mask, other=0.0)
-            first, second = prepare(
-                first, second, query_norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM
-            )
-            tl.store(query, first.to(query_ptr.dtype.element_ty), mask=mask)
-            tl.store(query + HALF, second.to(query_ptr.dtype.element_ty), mask=mask)
+            query = query_ptr + tokens * query_token_stride + (head - NUM_KV_HEADS) * query_row_stride
+            parts = load_parts(query, present, lanes, PAIRS, HEAD_DIM)
+            parts = prepare(parts, query_norm_ptr, eps, turns, present, lanes, PAIRS, HEAD_DIM)
+            store_parts(query, parts, present, lanes, PAIRS, HEAD_DIM)
             return
 
-    slots = tl.load(slot_mapping_ptr + tokens, mask=tokens < num_tokens, other=-1)
+    slots = tl.load(slot_mapping_ptr + tokens, mask=present, other=-1)
     stored = slots >= 0
     slots = tl.where(stored, slots, 0)
-    pages = slots // BLOCK_SIZE
-    offsets = slots % BLOCK_SIZE
-    mask = stored[:, None] & in_half
 
-    key = (key_ptr + tokens * key_token_stride + head * key_row_stride)[:, None] + dims[None, :]
-    first = tl.load(key, mask=mask, other=0.0)
-    second = tl.load(key + HALF, mask=mask, other=0.0)
+    parts = load_parts(key_ptr + tokens * key_token_stride + head * key_row_stride, stored, lanes, PAIRS, HEAD_DIM)
     if query_ptr is not None:
-        first, second = prepare(
-            first, second, key_norm_ptr, eps, cos_ptr, sin_ptr, angle_stride, tokens, dims, mask, HEAD_DIM
-        )
-    key_side = (
+        parts = prepare(parts, key_norm_ptr, eps, turns, stored, lanes, PAIRS, HEAD_DIM)
+    side = (
         key_pages_ptr,
         key_page_stride,
         head * key_head_stride,
@@ -194,12 +169,11 @@ def store_kv_kernel(
         key_scale_page_stride,
         head * key_scale_head_stride,
     )
-    store_row(first, second, key_side, pages, offsets, dims, stored, mask, QUANTISED, LARGEST, IS_INTEGER, HALF)
+    store_row(parts, side, slots, stored, lanes, QUANTISED, LARGEST, IS_INTEGER, BLOCK_SIZE, PAIRS, HEAD_DIM)
 
-    value = (value_ptr + tokens * value_token_stride + head * value_row_stride)[:, None] + dims[None, :]
-    first = tl.load(value, mask=mask, other=0.0)
-    second = tl.load(value + HALF, mask=mask, other=0.0)
-    value_side = (
+    value = value_ptr + tokens * value_token_stride + head * value_row_stride
+    parts = load_parts(value, stored, lanes, PAIRS, HEAD_DIM)
+    side = (
         value_pages_ptr,
         value_page_stride,
         head * value_head_stride,
@@ -208,7 +182,7 @@ def store_kv_kernel(
         value_scale_page_stride,
         head * value_scale_head_stride,
     )
-    store_row(first, second, value_side, pages, offsets, dims, stored, mask, QUANTISED, LARGEST, IS_INTEGER, HALF)
+    store_row(parts, side, slots, stored, lanes, QUANTISED, LARGEST, IS_INTEGER, BLOCK_SIZE, PAIRS, HEAD_DIM)
 
 
 def store_kv(key: torch.Tensor, value: torch.Tensor, pages: KVPages, slot_mapping: torch.Tensor) -> None:
@@ -247,6 +221,9 @@ def _launch(
     cos, sin = preparation.rotation or (None, None)
     if cos is not None and sin is not None and cos.stride() != sin.stride():
         raise ValueError(f"cosines and sines of strides {cos.stride()} and {sin.stride()} need the same layout")
+    pairs = head_dim // 2 if cos is None else cos.shape[-1]
+    if not 0 < 2 * pairs <= head_dim:
+        raise ValueError(f"{pairs} pairs do not fit heads of {head_dim}")
     num_heads = num_kv_heads + (0 if query is None else query.shape[1])
     store_kv_kernel[(triton.cdiv(num_tokens, BLOCK_TOKENS), num_heads)](
         key,
@@ -268,6 +245,8 @@ def _launch(
         0 if cos is None else cos.stride(0),
         **page_arguments(pages),
         **_code_constants(pages.key.dtype),
+        PAIRS=pairs,
+        PAIRS_PADDED=padded_pairs(pairs),
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_TOKENS=BLOCK_TOKENS,
         num_warps=num_warps(head_dim),
@@ -285,19 +264,24 @@ def _code_constants(pages_dtype: torch.dtype) -> dict[str, Any]:
 
 
 def variants() -> list[Variant]:
-    """Every case that differs here, alone and, by turns, with rotary embedding and with norms too."""
+    """Every case that differs here, alone and, by turns, with rotary embedding, of some pairs only, and norms too."""
     cases = {(case.head_dim, case.dtype, case.pages_dtype): case for case in CASES}
     listed = []
     for index, case in enumerate(cases.values()):
-        listed.append(_variant(case, has_norms=False, has_rotation=False))
-        listed.append(_variant(case, has_norms=index % 2 == 0, has_rotation=True))
+        listed.append(_variant(case, has_norms=False, rotary_dim=0))
+        listed.append(_variant(case, has_norms=index % 2 == 0, rotary_dim=case.head_dim))
+        if index % 3 == 0:
+            listed.append(_variant(case, has_norms=index % 2 == 0, rotary_dim=case.head_dim // 4))
     return listed
 
 
-def _variant(case: AttentionCase, *, has_norms: bool, has_rotation: bool) -> Variant:
+def _variant(case: AttentionCase, *, has_norms: bool, rotary_dim: int) -> Variant:
     rows = pointer(case.dtype)
     dtypes = "/".join(str(dtype).removeprefix("torch.") for dtype in (case.dtype, case.pages_dtype))
-    preparation = "norm+rotary" if has_norms else "rotary" if has_rotation else "plain"
+    has_rotation = rotary_dim > 0
+    rotary = "rotary" if rotary_dim == case.head_dim else f"rotary{rotary_dim}"
+    preparation = ("norm+" if has_norms else "") + rotary if has_rotation else "plain"
+    pairs = (rotary_dim or case.head_dim) // 2
     return Variant.of(
         f"store_kv:{case.head_dim}:{dtypes}:{preparation}",
         store_kv_kernel,
@@ -316,6 +300,8 @@ def _variant(case: AttentionCase, *, has_norms: bool, has_rotation: bool) -> Var
         {
             **page_constants(case.pages_dtype, case.block_size, case.head_dim),
             **_code_constants(case.pages_dtype),
+            "PAIRS": pairs,
+            "PAIRS_PADDED": padded_pairs(pairs),
             "NUM_KV_HEADS": 8,
             "BLOCK_TOKENS": BLOCK_TOKENS,
         },

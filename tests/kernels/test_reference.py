@@ -131,6 +131,14 @@ def test_rotary_turns_pairs_like_complex_numbers_and_keeps_their_length() -> Non
     assert_equal(rotated, torch.cat([expected.real, expected.imag], dim=-1))
 
 
+def test_elements_behind_the_pairs_are_normed_and_not_turned() -> None:
+    rows, weight = torch.randn(3, 2, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
+    normed = torch.nn.functional.rms_norm(rows, (8,), weight, eps=1e-2)
+    rotation = (torch.zeros(3, 1, 3), torch.ones(3, 1, 3))  # a quarter turn of three pairs
+    turned = reference.prepare(rows, weight, Preparation(eps=1e-2, rotation=rotation))
+    assert_equal(turned, torch.cat([-normed[..., 3:6], normed[..., :3], normed[..., 6:]], dim=-1))
+
+
 def test_heads_are_normed_before_they_are_rotated() -> None:
     rows, weight = torch.randn(3, 2, 8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     normed = torch.nn.functional.rms_norm(rows, (8,), weight, eps=1e-2)

@@ -23,12 +23,12 @@ def backend(request: pytest.FixtureRequest) -> NativeBackend | TorchBackend:
         pytest.skip(str(error))
 
 
-def preparation(num_tokens: int, head_dim: int, *, norms: bool, turns: bool) -> Preparation:
+def preparation(num_tokens: int, head_dim: int, *, norms: bool, pairs: int) -> Preparation:
     generator = torch.Generator().manual_seed(7)
     weights = [torch.rand(head_dim, generator=generator) + 0.5 for _ in range(2)]
-    angles = torch.rand(num_tokens, 1, head_dim // 2, generator=generator) * 6
+    angles = torch.rand(num_tokens, 1, pairs, generator=generator) * 6
     return Preparation(
-        *(weights if norms else (None, None)), eps=1e-6, rotation=(angles.cos(), angles.sin()) if turns else None
+        *(weights if norms else (None, None)), eps=1e-6, rotation=(angles.cos(), angles.sin()) if pairs else None
     )
 
 
@@ -39,19 +39,38 @@ def expected_head(head: torch.Tensor, norm: torch.Tensor | None, made: Preparati
         x = x / (x.square().mean() + made.eps).sqrt() * norm.double()
     if made.rotation is not None:
         cos, sin = (part[token, 0].double() for part in made.rotation)
-        first, second = x.chunk(2)
-        x = torch.cat([first * cos - second * sin, second * cos + first * sin])
+        turned = x.clone()
+        for i, (c, s) in enumerate(zip(cos, sin, strict=True)):
+            j = i + len(cos)
+            turned[i], turned[j] = x[i] * c - x[j] * s, x[j] * c + x[i] * s
+        x = turned
     return x
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("head_dim", [64, 256, 20])
-@pytest.mark.parametrize(("norms", "turns"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("head_dim", "pairs"),
+    [
+        (64, 32),
+        (64, 0),
+        (256, 128),
+        (20, 10),
+        (64, 16),
+        (80, 16),
+        (128, 32),
+        (96, 12),
+        (20, 3),
+        (24, 1),
+        (33, 16),
+        (21, 9),
+    ],
+)
+@pytest.mark.parametrize("norms", [True, False])
 def test_heads_are_normed_turned_and_stored(
-    backend: NativeBackend | TorchBackend, dtype: torch.dtype, head_dim: int, norms: bool, turns: bool
+    backend: NativeBackend | TorchBackend, dtype: torch.dtype, head_dim: int, pairs: int, norms: bool
 ) -> None:
     num_tokens, num_q_heads, num_kv_heads, block_size = 9, 3, 2, 4
-    made = preparation(num_tokens, head_dim, norms=norms, turns=turns)
+    made = preparation(num_tokens, head_dim, norms=norms, pairs=pairs)
     heads = torch.randn(num_tokens, num_q_heads + 2 * num_kv_heads, head_dim).to(dtype)
     query, key, value = torch.split(heads.clone(), [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     shape = (4, num_kv_heads, block_size, head_dim)
@@ -77,11 +96,12 @@ def test_heads_are_normed_turned_and_stored(
     assert pages.key[0].abs().max() == 0.0
 
 
+@pytest.mark.parametrize("pairs", [32, 11])
 @pytest.mark.parametrize("pages_dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
 def test_prepared_keys_are_quantised_as_stored_ones_are(
-    backend: NativeBackend | TorchBackend, pages_dtype: torch.dtype
+    backend: NativeBackend | TorchBackend, pages_dtype: torch.dtype, pairs: int
 ) -> None:
-    made = preparation(5, 64, norms=True, turns=True)
+    made = preparation(5, 64, norms=True, pairs=pairs)
     query, key, value = (torch.randn(5, 2, 64) for _ in range(3))
     slots = torch.tensor([16, 3, 20, 31, 17])
 
@@ -135,7 +155,7 @@ def test_what_does_not_fit_is_refused(best_backend: NativeBackend) -> None:
     pages = KVPages(torch.zeros(2, 1, 16, 64), torch.zeros(2, 1, 16, 64))
     key = value = torch.zeros(3, 1, 64)
     slots = torch.tensor([16, 17, 18])
-    made = preparation(3, 64, norms=True, turns=True)
+    made = preparation(3, 64, norms=True, pairs=32)
     with pytest.raises(ValueError, match="must be like key"):
         best_backend.prepare_and_store(torch.zeros(2, 4, 64), key, value, pages, slots, made)
     wrong = Preparation(torch.ones(63), None, 1e-6, None)
@@ -143,6 +163,12 @@ def test_what_does_not_fit_is_refused(best_backend: NativeBackend) -> None:
         best_backend.prepare_and_store(torch.zeros(3, 4, 64), key, value, pages, slots, wrong)
     wrong = Preparation(None, None, 1e-6, (torch.zeros(2, 32), torch.zeros(2, 32)))
     with pytest.raises(ValueError, match="cosines"):
+        best_backend.prepare_and_store(torch.zeros(3, 4, 64), key, value, pages, slots, wrong)
+    wrong = Preparation(None, None, 1e-6, (torch.zeros(3, 33), torch.zeros(3, 33)))
+    with pytest.raises(ValueError, match=r"cosines \[3, 33\] float32 on cpu turn more pairs than heads of 64 have"):
+        best_backend.prepare_and_store(torch.zeros(3, 4, 64), key, value, pages, slots, wrong)
+    wrong = Preparation(None, None, 1e-6, (torch.zeros(3, 16), torch.zeros(3, 32)))
+    with pytest.raises(ValueError, match="sines"):
         best_backend.prepare_and_store(torch.zeros(3, 4, 64), key, value, pages, slots, wrong)
     with pytest.raises(ValueError, match="alike"):
         best_backend.add_normed(torch.zeros(3, 64), torch.zeros(3, 65), torch.ones(64), 1e-6)

@@ -123,11 +123,11 @@ def test_slots_past_two_to_the_31_elements_are_reached(
     assert torch.equal(values[page, 0, 5], value[0, 0])
 
 
-def preparation(head_dim: int, num_tokens: int, *, has_norms: bool, has_rotation: bool) -> Preparation:
+def preparation(head_dim: int, num_tokens: int, *, has_norms: bool, rotary_dim: int) -> Preparation:
     generator = torch.Generator().manual_seed(head_dim)
     query_norm, key_norm = (1 + 0.3 * torch.randn(2, head_dim, generator=generator)) if has_norms else (None, None)
-    angles = 100 * torch.rand(num_tokens, 1, head_dim // 2, generator=generator)
-    return Preparation(query_norm, key_norm, eps=1e-3, rotation=(angles.cos(), angles.sin()) if has_rotation else None)
+    angles = 100 * torch.rand(num_tokens, 1, rotary_dim // 2, generator=generator)
+    return Preparation(query_norm, key_norm, eps=1e-3, rotation=(angles.cos(), angles.sin()) if rotary_dim else None)
 
 
 def moved(preparation: Preparation, device: torch.device) -> Preparation:
@@ -152,17 +152,25 @@ ROUNDING = {
 
 
 @pytest.mark.parametrize(
-    ("dtype", "page_dtype", "head_dim", "has_norms", "has_rotation"),
+    ("dtype", "page_dtype", "head_dim", "has_norms", "rotary_dim"),
     [
-        (torch.float32, torch.float32, 64, True, True),
-        (torch.float32, torch.float32, 96, False, True),
-        (torch.float32, torch.float32, 256, True, False),
-        (torch.float16, torch.float16, 80, True, True),
-        (torch.bfloat16, torch.bfloat16, 128, True, True),
-        (torch.bfloat16, torch.int8, 96, True, True),
-        (torch.float16, torch.int8, 256, False, True),
-        (torch.bfloat16, torch.float8_e4m3fn, 64, True, False),
-        (torch.float32, torch.float8_e4m3fn, 128, True, True),
+        (torch.float32, torch.float32, 64, True, 64),
+        (torch.float32, torch.float32, 96, False, 96),
+        (torch.float32, torch.float32, 256, True, 0),
+        (torch.float16, torch.float16, 80, True, 80),
+        (torch.bfloat16, torch.bfloat16, 128, True, 128),
+        (torch.bfloat16, torch.int8, 96, True, 96),
+        (torch.float16, torch.int8, 256, False, 256),
+        (torch.bfloat16, torch.float8_e4m3fn, 64, True, 0),
+        (torch.float32, torch.float8_e4m3fn, 128, True, 128),
+        (torch.float32, torch.float32, 64, True, 16),
+        (torch.float32, torch.float32, 80, False, 32),
+        (torch.float16, torch.float16, 96, False, 42),
+        (torch.bfloat16, torch.bfloat16, 256, True, 64),
+        (torch.bfloat16, torch.int8, 80, True, 20),
+        (torch.float32, torch.int8, 24, False, 2),
+        (torch.bfloat16, torch.float8_e4m3fn, 128, True, 64),
+        (torch.float32, torch.float8_e4m3fn, 24, True, 22),
     ],
 )
 def test_queries_and_keys_are_normed_and_rotated_on_the_way(
@@ -170,7 +178,7 @@ def test_queries_and_keys_are_normed_and_rotated_on_the_way(
     page_dtype: torch.dtype,
     head_dim: int,
     has_norms: bool,
-    has_rotation: bool,
+    rotary_dim: int,
     device: torch.device,
 ) -> None:
     num_tokens = BLOCK_TOKENS + 5
@@ -178,7 +186,7 @@ def test_queries_and_keys_are_normed_and_rotated_on_the_way(
     query, key, value = rows.split([4, 2, 2], dim=1)  # slices of one projection
     slots = torch.randperm(3 * 16, generator=torch.Generator().manual_seed(2))[:num_tokens]
     slots[[3, -1]] = -1
-    prepared = preparation(head_dim, num_tokens, has_norms=has_norms, has_rotation=has_rotation)
+    prepared = preparation(head_dim, num_tokens, has_norms=has_norms, rotary_dim=rotary_dim)
     expected_query = reference.prepare(query, prepared.query_norm, prepared)
     expected_key = reference.prepare(key, prepared.key_norm, prepared)
     expected = empty_pages(3, 2, head_dim, page_dtype)
@@ -205,7 +213,7 @@ def test_queries_and_keys_are_normed_and_rotated_on_the_way(
 def test_rows_of_zeros_stay_zeros_when_normed(device: torch.device) -> None:
     rows = torch.zeros(2, 3, 64, device=device)
     pages = on(device, empty_pages(1, 1, 64, torch.float32))
-    prepared = moved(preparation(64, 2, has_norms=True, has_rotation=True), device)
+    prepared = moved(preparation(64, 2, has_norms=True, rotary_dim=64), device)
     slots = torch.tensor([4, 5], device=device)
     prepare_and_store(rows[:, :1], rows[:, 1:2], rows[:, 2:], pages, slots, prepared)
     assert torch.equal(rows, torch.zeros_like(rows))
@@ -230,3 +238,6 @@ def test_odd_head_dims_and_tables_of_two_layouts_are_refused(device: torch.devic
     )
     with pytest.raises(ValueError, match="need the same layout"):
         prepare_and_store(rows, rows, rows, pages, slots, tables)
+    wide = Preparation(rotation=(torch.zeros(2, 33, device=device), torch.zeros(2, 33, device=device)))
+    with pytest.raises(ValueError, match="33 pairs do not fit heads of 64"):
+        prepare_and_store(rows, rows, rows, pages, slots, wide)
