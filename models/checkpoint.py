@@ -1,14 +1,12 @@
 """Checkpoint: where a model's files are and what they describe.
 
 Turns what the user typed into files on this machine: nothing (the demo model), a GGUF file, a directory in Hugging Face
-layout, or a hub id. Knows names, paths and formats; reads no weight, runs no pickle and imports no torch.
+layout, or a hub id. Reads descriptions, no weight; runs no pickle and imports no torch.
 """
 
 from __future__ import annotations
 
-import enum
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,23 @@ from pathlib import Path
 from models.demo import assemble_demo, demo_notice
 from models.errors import CheckpointError
 from models.gguf_file import GGUFFile
+from models.gguf_shards import model_stem, open_gguf, shard_paths
+from models.hub import HubId, HubRepository, Reach
+from models.model_files import (
+    ADAPTER_CONFIG,
+    INDEX,
+    CheckpointFormat,
+    choose_files,
+    choose_gguf,
+    safetensors_of,
+)
 from models.registry import spec_from_config, spec_from_gguf
 from models.spec import ModelSpec
 
+__all__ = ["Checkpoint", "CheckpointFormat", "resolve_checkpoint"]
+
 DEMO_NAME = "gemma-3-270m"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_PATTERNS = ["*.safetensors", "*.json", "*.model", "*.jinja"]
-_HUB_IGNORED = ["*/*", "consolidated*.safetensors"]  # the same weights again, in the layout of the model's authors
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_DESCRIPTIONS = (".json", ".model", ".jinja")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,13 +39,6 @@ _TOKENIZER_FILES = (
     "chat_template.json",
     "tokenizer.model",
 )
-
-
-class CheckpointFormat(enum.StrEnum):
-    """How the weights are stored."""
-
-    GGUF = "gguf"
-    SAFETENSORS = "safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class Checkpoint:
         )
 
     def gguf_file(self) -> GGUFFile:
-        """The open file of a GGUF checkpoint. Raises CheckpointError."""
+        """The open file of a GGUF checkpoint, all shards of it as one. Raises CheckpointError."""
         if self.format is not CheckpointFormat.GGUF:
             raise CheckpointError(f"{self.path} is not a GGUF file")
-        return GGUFFile(self.path)
+        return open_gguf(self.path)
 
     def gguf_metadata(self) -> Mapping[str, object]:
         """Metadata of a GGUF checkpoint, its vocabulary under ``tokenizer.ggml.*``. Raises CheckpointError."""
@@ -82,30 +82,32 @@ class Checkpoint:
         return {name: self.path / name for name in _TOKENIZER_FILES if (self.path / name).exists()}
 
     def weight_files(self) -> tuple[Path, ...]:
-        """Every file that holds weights: the shards of the index where there is one. Raises CheckpointError."""
+        """Every file that holds weights: the shards in order, or those of the index. Raises CheckpointError."""
         if self.format is CheckpointFormat.GGUF:
-            return (self.path,)
-        index = self.path / "model.safetensors.index.json"
-        if index.exists():
-            names = _read_json(index).get("weight_map")
-            if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-                raise CheckpointError(f"{index} has no weight_map of tensor names to files")
-            files = tuple(self.path / name for name in dict.fromkeys(names.values()))
-        elif (self.path / "model.safetensors").exists():
-            files = (self.path / "model.safetensors",)
-        else:
-            files = tuple(sorted(self.path.glob("*.safetensors")))
-        for file in files:
-            if file.parent != self.path or not file.exists():
-                raise CheckpointError(f"{index} names the shard {file.name}, which is not in {self.path}")
-        return files
+            return shard_paths(self.path)
+        index = self.path / INDEX
+        if not index.exists():
+            return tuple(self.path / name for name in safetensors_of(file.name for file in self.path.iterdir()))
+        shards = _shards_of(_read_json(index), index)
+        for shard in shards:
+            if Path(shard).name != shard or not (self.path / shard).exists():
+                raise CheckpointError(f"{index} names the shard {shard}, which is not in {self.path}")
+        return tuple(self.path / shard for shard in shards)
+
+    def weight_map(self) -> Mapping[str, str]:
+        """Tensor name to file name, by the index; empty where there is none. Raises CheckpointError."""
+        index = self.path / INDEX
+        if self.format is CheckpointFormat.GGUF or not index.exists():
+            return {}
+        return _weight_map(_read_json(index), index)
 
 
-def resolve_checkpoint(model: str | None, *, revision: str | None = None) -> Checkpoint:
-    """Find ``model``: None (the demo model), a path, or a hub id ``org/name`` with an optional revision.
+def resolve_checkpoint(model: str | None, *, revision: str | None = None, offline: bool = False) -> Checkpoint:
+    """Find ``model``: None (the demo model), a path, or a hub id, with an optional revision of the latter.
 
-    May download from the hub, or assemble the demo model into the cache, with a progress bar on stderr. A path that
-    exists wins over a hub id. Raises CheckpointError.
+    A hub id is ``org/name``; of several GGUF models there, ``org/name:Q4_K_M`` is the one whose file name ends so, and
+    ``org/name/file.gguf`` the one of that name. May download from the hub (not if ``offline``), or assemble the demo
+    model into the cache, with a progress bar on stderr. A path that exists wins over a hub id. Raises CheckpointError.
     """
     if model is None:
         return Checkpoint(DEMO_NAME, assemble_demo(), CheckpointFormat.GGUF, demo_notice(), is_demo=True)
@@ -118,9 +120,10 @@ def resolve_checkpoint(model: str | None, *, revision: str | None = None) -> Che
         if revision is not None:
             raise CheckpointError(f"a revision ({revision}) applies to a hub id, and {path} is a local path")
         return _local_directory(path) if path.is_dir() else _local_file(path)
-    if _HUB_ID.fullmatch(model) and not model.endswith(".gguf"):
-        return _checked_directory(_download(model, revision), model)
-    raise CheckpointError(f"{model!r} is neither a file, nor a directory, nor a hub id of the form org/name")
+    hub_id = HubId.parse(model)
+    if hub_id is None:
+        raise CheckpointError(f"{model!r} is neither a file, nor a directory, nor a hub id of the form org/name")
+    return _hub_checkpoint(model, hub_id, HubRepository(hub_id.repository, revision, offline=offline))
 
 
 def _local_file(path: Path) -> Checkpoint:
@@ -133,59 +136,60 @@ def _local_file(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"{path} is not a GGUF file; give a GGUF file or a directory with config.json and *.safetensors"
         )
-    return Checkpoint(path.stem, path, CheckpointFormat.GGUF)
+    return Checkpoint(model_stem(path.name), shard_paths(path)[0], CheckpointFormat.GGUF)
 
 
 def _local_directory(path: Path) -> Checkpoint:
-    name = path.resolve().name
-    gguf_files = sorted(path.glob("*.gguf"))
-    if not (path / "config.json").exists() and gguf_files:
-        if len(gguf_files) > 1:
-            raise CheckpointError(f"{path} holds {len(gguf_files)} GGUF files; name one of them")
-        return _local_file(gguf_files[0])
-    return _checked_directory(path, name)
-
-
-def _checked_directory(path: Path, name: str) -> Checkpoint:
-    has_weights = any(path.glob("*.safetensors"))
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
-    if pickles and not has_weights:
-        raise CheckpointError(
-            f"{name} holds only pickled weights ({pickles[0]}), which can run code when they are loaded: "
-            f"convert them to safetensors"
-        )
-    if not (path / "config.json").exists():
-        raise CheckpointError(f"{path} has neither a config.json nor a GGUF file")
-    if not has_weights:
-        raise CheckpointError(f"{path} has a config.json and no *.safetensors")
-    return Checkpoint(name, path, CheckpointFormat.SAFETENSORS)
-
-
-def _download(model: str, revision: str | None) -> Path:
-    from huggingface_hub import errors, snapshot_download  # 0.2 s that local models need not wait for
-
-    where = f"{model} at revision {revision}" if revision else model
     try:
-        directory = snapshot_download(
-            model, revision=revision, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED
-        )
-    except errors.GatedRepoError:
-        problem = "is gated: accept its terms on the hub and set HF_TOKEN"
-    except errors.RepositoryNotFoundError:
-        problem = "is neither a local path nor on the hub, or it is private: check the name, or set HF_TOKEN"
-    except errors.RevisionNotFoundError:
-        problem = "is not on the hub: check the revision"
-    except errors.HFValidationError as error:
-        problem = f"is not a valid hub id: {error}"
-    except errors.LocalEntryNotFoundError:
-        problem = "is not a local path, and the hub cannot be reached to download it"
-    except errors.HfHubHTTPError as error:
-        problem = f"cannot be downloaded: the hub answered {error.response.status_code}"
-    except (OSError, ValueError) as error:
-        problem = f"cannot be downloaded: {error}"
+        names = [file.name for file in path.iterdir() if file.exists()]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    files = choose_files(names, str(path), lambda: _base_model(path / ADAPTER_CONFIG))
+    if files.format is CheckpointFormat.GGUF:
+        return _local_file(path / files.weights[0])
+    return Checkpoint(path.resolve().name, path, CheckpointFormat.SAFETENSORS)
+
+
+def _hub_checkpoint(name: str, hub_id: HubId, repository: HubRepository) -> Checkpoint:
+    where = str(repository) if repository.reach is Reach.ONLINE else f"what the cache has of {repository}"
+    if hub_id.wanted is not None:
+        files = choose_gguf(repository.files, where, hub_id.wanted)
     else:
-        return Path(directory)
-    raise CheckpointError(" ".join(f"{where} {problem}".split()))
+        files = choose_files(
+            repository.files, where, lambda: _base_model(repository.download([ADAPTER_CONFIG]) / ADAPTER_CONFIG)
+        )
+    if files.format is CheckpointFormat.GGUF:
+        directory = repository.download(files.weights)
+        return Checkpoint(name, directory / files.weights[0], files.format)
+    descriptions = [file for file in repository.files if file.endswith(_DESCRIPTIONS) and "/" not in file]
+    weights = files.weights
+    if INDEX in descriptions:
+        index = repository.download([INDEX]) / INDEX
+        weights = tuple(_shards_of(_read_json(index), index))
+        if missing := [shard for shard in weights if shard not in repository.files]:
+            raise (
+                CheckpointError(f"{repository} lacks {', '.join(missing)}, which its {INDEX} names")
+                if repository.reach is Reach.ONLINE
+                else repository.lacks(missing)
+            )
+    return Checkpoint(name, repository.download([*descriptions, *weights]), files.format)
+
+
+def _base_model(adapter_config: Path) -> object:
+    """What an adapter says it was made for."""
+    return _read_json(adapter_config).get("base_model_name_or_path")
+
+
+def _weight_map(index: Mapping[str, object], source: Path) -> dict[str, str]:
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointError(f"{source} has no weight_map of tensor names to files")
+    return names
+
+
+def _shards_of(index: Mapping[str, object], source: Path) -> list[str]:
+    """The files that an index names, each once."""
+    return list(dict.fromkeys(_weight_map(index, source).values()))
 
 
 def _read_json(path: Path) -> dict[str, object]:

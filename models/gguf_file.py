@@ -59,13 +59,14 @@ class GGUFTensor:
     """One tensor of the file, still quantised.
 
     ``shape`` is row-major, as torch writes it (the file stores it reversed). ``data`` is uint8 [*shape[:-1], bytes per
-    row], a view of a private memory map, and what ``gguf.quants.dequantize`` takes.
+    row], a view of a private memory map, and what ``gguf.quants.dequantize`` takes. ``path`` is the file it is in.
     """
 
     name: str
     shape: tuple[int, ...]
     quantization: GGMLQuantizationType
     data: npt.NDArray[np.uint8] = field(repr=False, compare=False)
+    path: Path
 
 
 class _Metadata(Mapping[str, object]):
@@ -187,7 +188,7 @@ class GGUFFile:
                 f"is truncated: tensor {name!r} ends at byte {start + num_bytes:,} and the file has {self._size:,}"
             )
         data = np.frombuffer(self._buffer, np.uint8, num_bytes, start).reshape(*shape[:-1], row_bytes)
-        return GGUFTensor(name, shape, quantization, data)
+        return GGUFTensor(name, shape, quantization, data, self.path)
 
     def _require(self, num_bytes: int, what: str) -> None:
         left = self._size - self._position

@@ -157,6 +157,7 @@ def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
     names = (
         "model",
         "revision",
+        "offline",
         "served_model_name",
         "chat_template",
         "trust_request_chat_template",

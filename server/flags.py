@@ -18,11 +18,15 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a GGUF file, a directory in Hugging Face layout, or a hub id; without it, the demo model of octavo[demo]",
+        help="a GGUF file, a directory in Hugging Face layout, or a hub id (org/name, or org/name:Q4_K_M for one GGUF "
+        "model of several); without it, the demo model of octavo[demo]",
     )
     flags = parser.add_argument_group("model")
     flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
     flags.add_argument("--revision", help="branch, tag or commit of a hub id")
+    flags.add_argument(
+        "--offline", action="store_true", help="take a hub id from the cache alone; HF_HUB_OFFLINE=1 means the same"
+    )
     flags.add_argument(
         "--chat-template",
         metavar="FILE",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def find_checkpoint(options: ModelOptions) -> tuple[Checkpoint, float]:
     """The checkpoint, announced to the user, and the seconds that took. Raises CheckpointError."""
     start = time.monotonic()
-    checkpoint = resolve_checkpoint(options.model, revision=options.revision)
+    checkpoint = resolve_checkpoint(options.model, revision=options.revision, offline=options.offline)
     announce(checkpoint)
     return checkpoint, time.monotonic() - start
 

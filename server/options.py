@@ -24,11 +24,12 @@ class ModelOptions:
     """Choices about one model and its API. ``model`` None is the demo model; ``engine.model`` is filled in later.
 
     ``silence_limit`` is in seconds. ``engine.tenant_weights`` are of the tenants that ``api_keys`` name, in their order
-    (see `server.tenant`), or there are none.
+    (see `server.tenant`), or there are none. ``offline``: a hub id is looked for in the cache alone.
     """
 
     model: str | None
     revision: str | None = None
+    offline: bool = False
     served_model_name: str | None = None
     chat_template: str | None = None
     trust_request_chat_template: bool = False

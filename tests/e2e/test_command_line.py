@@ -42,6 +42,11 @@ def test_model_path_that_does_not_exist() -> None:
     assert_one_sentence(run("serve", "/no/such/model", "--port", "0"), "/no/such/model")
 
 
+def test_hub_id_that_is_not_in_the_cache() -> None:
+    result = run("serve", "no-org/no-model", "--port", "0", "--offline")
+    assert_one_sentence(result, "no-org/no-model is not in the cache", "--offline allows no download")
+
+
 def test_gguf_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model")

@@ -39,7 +39,7 @@ def test_a_gguf_file_or_the_only_one_of_a_directory_is_found(default_gguf: Path,
     assert resolve_checkpoint(str(tmp_path)) == expected
     assert expected.gguf_metadata()["general.architecture"] == "gemma3"
     (tmp_path / "other.gguf").symlink_to(default_gguf)
-    assert refusal(str(tmp_path)) == f"{tmp_path} holds 2 GGUF files; name one of them"
+    assert refusal(str(tmp_path)) == (f"{tmp_path} holds 2 GGUF models, name one of them: other.gguf, some-model.gguf")
 
 
 def test_no_model_is_the_demo_model_with_its_terms(default_gguf: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_is_not_a_model_is_named(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     assert refusal(str(tmp_path)) == f"{tmp_path} has neither a config.json nor a GGUF file"
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
-    assert refusal(str(tmp_path)).startswith(f"{tmp_path.name} holds only pickled weights (pytorch_model.bin)")
+    assert refusal(str(tmp_path)).startswith(f"{tmp_path} holds only pickled weights (pytorch_model.bin)")
     (tmp_path / "config.json").write_text("{}")
     assert "holds only pickled weights" in refusal(str(tmp_path))
     (tmp_path / "pytorch_model.bin").unlink()
@@ -100,12 +100,22 @@ def test_an_index_may_only_name_files_beside_it(tmp_path: Path) -> None:
             checkpoint.weight_files()
 
 
-def test_an_unreachable_hub_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert refusal("some-org/some-model", revision="v1") == (
-        "some-org/some-model at revision v1 is not a local path, and the hub cannot be reached to download it"
+def test_what_a_directory_holds_instead_of_a_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").touch()
+    (tmp_path / "config.json").write_text("{}")
+    assert refusal(str(tmp_path)).startswith(f"{tmp_path} holds its weights in Mistral's own layout alone")
+    (tmp_path / "consolidated.safetensors").unlink()
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    assert refusal(str(tmp_path)).startswith(
+        f"{tmp_path} holds a LoRA adapter and no model: serve the model that it was made for, org/base, and load"
     )
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "the model that it was made for and load" in refusal(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_checkpoint(str(tmp_path)).weight_files() == (tmp_path / "model.safetensors",)
+    (tmp_path / "config.json").unlink()
+    assert refusal(str(tmp_path)) == f"{tmp_path} has model.safetensors and no config.json, which says what model it is"
 
 
 def test_finding_and_reading_a_checkpoint_imports_no_torch(tiny_llama_dir: Path) -> None:

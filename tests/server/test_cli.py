@@ -57,7 +57,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
         "--tool-call-parser --reasoning-parser --log-format --metrics-compat --log-requests --no-log-requests "
-        "--otlp-traces-endpoint --admin-key"
+        "--otlp-traces-endpoint --admin-key --offline"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -124,6 +124,11 @@ def test_every_flag_of_the_engine_arrives() -> None:
         deterministic=True,
     )
     options.validate()
+
+
+def test_a_hub_id_is_looked_for_in_the_cache_alone_on_request() -> None:
+    assert not cli._options(cli._parser().parse_args(["serve", "org/model"])).offline
+    assert cli._options(cli._parser().parse_args(["serve", "org/model", "--offline"])).offline
 
 
 def test_the_place_in_the_queue_is_told_on_request_only() -> None:
