@@ -31,7 +31,7 @@ from kernels.attention import AttentionBackend
 from kernels.cpu.backend import TorchBackend
 from kernels.gpu.backend import TritonBackend
 from kernels.roofline import AttentionShape
-from models.llama import build_llama
+from models.decoder import Decoder
 from models.model import CausalLM
 from models.spec import LayerSpec, ModelSpec, RopeSpec
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
@@ -156,7 +156,7 @@ def llama_spec(
         head_dim=head_dim,
         vocab_size=vocab,
         max_position=131_072,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         layers=(LayerSpec(None, RopeSpec(500_000.0)),) * num_layers,
         attention_scale=head_dim**-0.5,
         tied_embeddings=False,
@@ -181,7 +181,7 @@ def full_sizes(free_bytes: int, device: torch.device) -> ModelSizes:
 
 def random_model(spec: ModelSpec, backend: AttentionBackend, dtype: torch.dtype, device: torch.device) -> CausalLM:
     """Weights that keep hidden states near 1; norms of ones."""
-    model = build_llama(spec, backend, dtype=dtype, device=device)
+    model = Decoder(spec, backend, dtype=dtype, device=device)
     generator = torch.Generator(device).manual_seed(0)
     for parameter in model.parameters().values():
         weight = parameter.view

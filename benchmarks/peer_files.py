@@ -23,7 +23,8 @@ from tokenizers import Tokenizer, decoders, processors
 
 from engine.config import Checkpoint, CheckpointError, resolve_checkpoint
 from models.checkpoint import CheckpointFormat
-from models.gguf_weights import dequantized, parameter_name, rows_in_order
+from models.gguf_weights import dequantized
+from models.registry import family_of
 from models.spec import ModelSpec
 from server.text.gguf_vocabulary import load_gguf
 from server.text.token_spelling import METASPACE
@@ -41,6 +42,8 @@ def hugging_face_config(spec: ModelSpec) -> dict[str, object]:
         raise ValueError(f"only {ARCHITECTURE} can be written in Hugging Face layout, not {spec.architecture}")
     local = next(layer for layer in spec.layers if layer.window is not None)
     whole = next(layer for layer in spec.layers if layer.window is None)
+    assert local.rope is not None
+    assert whole.rope is not None
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -53,14 +56,14 @@ def hugging_face_config(spec: ModelSpec) -> dict[str, object]:
         "head_dim": spec.head_dim,
         "vocab_size": spec.vocab_size,
         "max_position_embeddings": spec.max_position,
-        "rms_norm_eps": spec.rms_norm_eps,
+        "rms_norm_eps": spec.norm_eps,
         "query_pre_attn_scalar": round(spec.attention_scale**-2),
         "hidden_activation": "gelu_pytorch_tanh",
         "rope_theta": whole.rope.theta,
         "rope_local_base_freq": local.rope.theta,
         "sliding_window": local.window,
         "layer_types": ["full_attention" if one.window is None else "sliding_attention" for one in spec.layers],
-        "attention_bias": spec.attention_bias,
+        "attention_bias": spec.qkv_bias,
         "attention_dropout": 0.0,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -73,13 +76,16 @@ def hugging_face_config(spec: ModelSpec) -> dict[str, object]:
 
 def hugging_face_weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:
     """Every tensor in bfloat16 by its Hugging Face name; norms less one, as Gemma's are stored there."""
+    names = family_of(spec).gguf_names
+    assert names is not None
     weights = {}
     for tensor in checkpoint.gguf_file().tensors.values():
-        name = parameter_name(spec.architecture, tensor.name)
-        if name is None:
+        placements = names.placements(tensor.name, spec)
+        if not placements:
             continue
-        values = dequantized(rows_in_order(tensor, name, spec), tensor.quantization).reshape(tensor.shape)
-        weights[name] = (values - 1.0 if len(tensor.shape) == 1 else values).to(torch.bfloat16).contiguous()
+        [placement] = placements  # Gemma 3 has no tensors that hold several
+        values = dequantized(tensor.data, tensor.quantization).reshape(tensor.shape)
+        weights[placement.name] = (values - 1.0 if len(tensor.shape) == 1 else values).to(torch.bfloat16).contiguous()
     return weights
 
 

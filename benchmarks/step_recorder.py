@@ -20,8 +20,10 @@ from engine.paged_model import PagedModel
 from engine.sampler import Sampler
 from kernels.cpu.backend import NativeBackend, TorchBackend
 from kernels.cpu.layer_replay import LayerReplay
-from models.layers import Embedding, Linear, Rotary
+from models.embedding import Embedding
+from models.linear import Linear
 from models.matrix_product import MatrixProduct
+from models.rotary import Rotary
 from scheduler.scheduler import Scheduler
 
 

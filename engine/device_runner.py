@@ -35,7 +35,7 @@ from engine.step_buffers import DrawSections, StepShape
 from engine.step_result import DrawnToken
 from engine.step_stream import Event, StepStream
 from engine.token_sampler import TokenSampler
-from models.layers import Residual
+from models.residual import Residual
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from engine.step_stream import StepStream
 from kernels.attention import KVPages, PagedLayer
 from kernels.gpu.sharing_cost import SharingCost
 from kernels.roofline import AttentionShape, DataSheet
-from models.layers import Residual
 from models.model import CausalLM
+from models.residual import Residual
 
 
 class PagedModel:

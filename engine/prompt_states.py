@@ -14,7 +14,7 @@ import torch
 
 from engine.logprobs import LogprobTable
 from engine.paged_model import PagedModel
-from models.layers import Residual
+from models.residual import Residual
 from scheduler.batch import ScheduledBatch
 
 MOST_ROWS = 32  # of logits at once: 32 MiB at a vocabulary of 262,144

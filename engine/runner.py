@@ -22,8 +22,8 @@ from engine.sampler import Sampler, uniform_draw
 from engine.sampling_params import SamplingParams, TokenLogprobs
 from engine.step_result import DrawnToken, FinishedStep
 from engine.verification import num_accepted
-from models.layers import Residual
 from models.model import CausalLM
+from models.residual import Residual
 from scheduler.batch import PLACEHOLDER, ScheduledBatch
 
 

@@ -10,13 +10,16 @@ from functools import partial
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
-from models.layers import Linear, NamedParameters, Residual, RMSNorm, Rotation
-from models.parameter import Parameter
-from models.spec import ModelSpec
+from models.linear import Linear
+from models.norms import Norm
+from models.parameter import NamedParameters, Parameter
+from models.residual import Residual
+from models.rotary import Rotation
+from models.spec import ModelSpec, QKNorm
 
 
 class Attention:
-    """Grouped-query attention; ``qk_norm`` of the spec adds an RMSNorm over each query and key head."""
+    """Grouped-query attention, with what the spec adds: norms of queries and keys, biases, a softcap, sinks."""
 
     def __init__(
         self,
@@ -30,37 +33,68 @@ class Attention:
         self._backend = backend
         self._window = window
         self._scale = spec.attention_scale
-        self._eps = spec.rms_norm_eps
+        self._softcap = spec.attention_softcap
+        self._eps = spec.norm_eps
         self._head_dim = spec.head_dim
         self._heads = [spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self._plus_one = spec.norm_plus_one
+        self._norms_all_heads = spec.qk_norm is QKNorm.ALL_HEADS
         q_size, kv_size = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        linear = partial(
-            Linear, bias=spec.attention_bias, dtype=dtype, device=device, dense_product=backend.dense_product
+        linear = partial(Linear, dtype=dtype, device=device, dense_product=backend.dense_product)
+        self._qkv = linear(
+            spec.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, bias=spec.qkv_bias
         )
-        self._qkv = linear(spec.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size})
-        self._output = linear(q_size, {"o_proj": spec.hidden_size})
-        self._query_norm, self._key_norm = (
-            torch.empty(spec.head_dim, dtype=torch.float32, device=device) if spec.qk_norm else None for _ in range(2)
-        )
+        self._output = linear(q_size, {"o_proj": spec.hidden_size}, bias=spec.output_bias)
+        floats = partial(torch.empty, dtype=torch.float32, device=device)
+        self._query_norm = self._key_norm = self._sinks = None
+        if spec.qk_norm is QKNorm.HEAD:
+            self._query_norm, self._key_norm = floats(spec.head_dim), floats(spec.head_dim)
+        elif spec.qk_norm is QKNorm.ALL_HEADS:
+            self._query_norm, self._key_norm = floats(q_size), floats(kv_size)
+        if spec.has_sinks:
+            self._sinks = floats(spec.num_q_heads)
 
-    def of_normed(self, residual: Residual, norm: RMSNorm, rotation: Rotation, paged: PagedLayer) -> torch.Tensor:
+    def of_normed(
+        self, residual: Residual, norm: Norm | None, rotation: Rotation | None, paged: PagedLayer
+    ) -> torch.Tensor:
         """Attention of the normed hidden states; like them [num_tokens, hidden_size]."""
+        query, key, value = self._projected(residual, norm)
+        norms = (None, None) if self._norms_all_heads else (self._query_norm, self._key_norm)
+        preparation = Preparation(*norms, self._eps, rotation)
+        self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
+        attended = self._backend.attend(
+            query,
+            paged.pages,
+            paged.metadata,
+            scale=self._scale,
+            window=self._window,
+            softcap=self._softcap,
+            sinks=self._sinks,
+        )
+        return self._output(attended.flatten(1))
+
+    def _projected(self, residual: Residual, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [num_tokens, heads, head_dim], normed where that takes all heads together."""
         projected = self._qkv.of_normed(residual, norm)
         heads = projected.view(projected.shape[0], -1, self._head_dim)
         query, key, value = torch.split(heads, self._heads, dim=1)
-        preparation = Preparation(self._query_norm, self._key_norm, self._eps, rotation)
-        self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
-        attended = self._backend.attend(query, paged.pages, paged.metadata, scale=self._scale, window=self._window)
-        return self._output(attended.flatten(1))
+        if self._norms_all_heads:
+            assert self._query_norm is not None
+            assert self._key_norm is not None
+            query = self._backend.normed(query.flatten(1), self._query_norm, self._eps).view(query.shape)
+            key = self._backend.normed(key.flatten(1), self._key_norm, self._eps).view(key.shape)
+        return query, key, value
 
     @property
     def nbytes(self) -> int:
-        norms = [norm.nbytes for norm in (self._query_norm, self._key_norm) if norm is not None]
-        return self._qkv.nbytes + self._output.nbytes + sum(norms)
+        own = [one.nbytes for one in (self._query_norm, self._key_norm, self._sinks) if one is not None]
+        return self._qkv.nbytes + self._output.nbytes + sum(own)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._qkv.parameters(prefix)
         yield from self._output.parameters(prefix)
         for name, norm in (("q_norm", self._query_norm), ("k_norm", self._key_norm)):
             if norm is not None:
-                yield f"{prefix}{name}.weight", Parameter.of(norm, plus_one=True)
+                yield f"{prefix}{name}.weight", Parameter.of(norm, plus_one=self._plus_one)
+        if self._sinks is not None:
+            yield f"{prefix}sinks.weight", Parameter.of(self._sinks)

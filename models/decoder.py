@@ -1,35 +1,28 @@
-"""The frame that decoders share: embed, run the layers, norm, project the rows asked for.
+"""Decoder: embed, run the layers, norm, project the rows asked for.
 
-Knows the order of things, not what a layer computes: that is ``models.llama`` and ``models.gemma3``.
+Knows the order of things, not what a layer computes: that is ``models.decoder_layer``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer
-from models.layers import Embedding, Linear, NamedParameters, Residual, RMSNorm, Rotary, Rotation
+from models.decoder_layer import DecoderLayer
+from models.embedding import Embedding
+from models.linear import Linear, argmax_of_normed, product_of_normed
 from models.matrix_product import MatrixProduct
+from models.norms import make_norm
 from models.parameter import Parameter
-from models.spec import LayerSpec, ModelSpec, RopeSpec
-
-
-class DecoderLayer(Protocol):
-    """One layer, which reads the hidden states and adds to them."""
-
-    def __call__(self, residual: Residual, rotation: Rotation, paged: PagedLayer) -> None: ...
-
-    def parameters(self, prefix: str) -> NamedParameters: ...
-
-    @property
-    def nbytes(self) -> int: ...
+from models.residual import Residual
+from models.rotary import Rotary, Rotation
+from models.spec import ModelSpec, RopeSpec
 
 
 class Decoder:
-    """A CausalLM of ``make_layer``'s layers. The head is the embedding itself where the spec ties them.
+    """A CausalLM with uninitialised weights. The head is the embedding itself where the spec ties them.
 
     A tied table is looked up by row and multiplied. Kept in quantised form or in bfloat16 for the native library, one
     copy serves both. In other floats no layout does: on CPUs the head has a packed copy of the table, two to three
@@ -39,17 +32,20 @@ class Decoder:
     def __init__(
         self,
         spec: ModelSpec,
-        make_layer: Callable[[LayerSpec], DecoderLayer],
-        *,
         backend: AttentionBackend,
-        plus_one: bool,
+        *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.spec = spec
         self._embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale, dtype=dtype, device=device)
-        self._layers = [make_layer(layer) for layer in spec.layers]
-        self._norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, backend, plus_one=plus_one, device=device)
+        self._positions = (
+            Embedding(spec.max_position, spec.hidden_size, 1.0, dtype=dtype, device=device)
+            if spec.learned_positions
+            else None
+        )
+        self._layers = [DecoderLayer(spec, layer, backend, dtype, device) for layer in spec.layers]
+        self._norm = make_norm(spec, backend, device)
         self._head: Linear | MatrixProduct = (
             MatrixProduct(self._embedding.place, dense_product=backend.dense_product)
             if spec.tied_embeddings
@@ -64,10 +60,10 @@ class Decoder:
         )
         ropes: list[RopeSpec] = []
         for layer in spec.layers:
-            if layer.rope not in ropes:
+            if layer.rope is not None and layer.rope not in ropes:
                 ropes.append(layer.rope)
         self._rotaries = [Rotary(rope, spec.head_dim, backend, device=device) for rope in ropes]
-        self._rotary_of_layer = [ropes.index(layer.rope) for layer in spec.layers]
+        self._rotary_of_layer = [None if layer.rope is None else ropes.index(layer.rope) for layer in spec.layers]
         self._backend = backend
         self._replay = backend.layer_replay
         self._compute_layers = self._compute_all  # one object, so that a replay knows it again
@@ -85,6 +81,8 @@ class Decoder:
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer]) -> Residual:
         """See ``models.model.CausalLM.hidden``."""
         x = self._embedding(token_ids)
+        if self._positions is not None:
+            x = x + self._positions(positions)
         rotations = [rotary(positions) for rotary in self._rotaries]
         if self._replay is None:
             return self._after_layers(x, rotations, layers)
@@ -93,18 +91,22 @@ class Decoder:
     def logits(self, hidden: Residual) -> torch.Tensor:
         """See ``models.model.CausalLM.logits``."""
         if isinstance(self._head, Linear):
-            return self._head.of_normed(hidden, self._norm).float()
-        if self._head.takes_prologues:
-            return self._head.of_normed(hidden.total(), self._norm.weight, self._norm.eps).float()
-        return self._head(hidden.normed(self._norm)).float()
+            logits = self._head.of_normed(hidden, self._norm).float()
+        else:
+            logits = product_of_normed(self._head, hidden, self._norm).float()
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        if self.spec.logit_softcap is not None:
+            logits = torch.tanh(logits / self.spec.logit_softcap) * self.spec.logit_softcap
+        return logits
 
     def greedy(self, hidden: Residual) -> torch.Tensor:
         """See ``models.model.CausalLM.greedy``."""
+        if self.spec.logit_scale != 1.0 or self.spec.logit_softcap is not None:
+            return self.logits(hidden).argmax(dim=-1)  # what is scaled and capped may be equal where it was not before
         if isinstance(self._head, Linear):
             return self._head.argmax_of_normed(hidden, self._norm)
-        if self._head.takes_prologues:
-            return self._head.argmax_of_normed(hidden.total(), self._norm.weight, self._norm.eps)
-        return self._head(hidden.normed(self._norm)).float().argmax(dim=-1)
+        return argmax_of_normed(self._head, hidden, self._norm)
 
     def normed(self, hidden: Residual) -> torch.Tensor:
         """See ``models.model.CausalLM.normed``."""
@@ -118,13 +120,15 @@ class Decoder:
     def _after_layers(self, x: torch.Tensor, rotations: Sequence[Rotation], layers: Sequence[PagedLayer]) -> Residual:
         residual = Residual(x, self._backend)
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
-            layer(residual, rotations[rotary], paged)
+            layer(residual, None if rotary is None else rotations[rotary], paged)
         return residual
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""
         tied = self._head if isinstance(self._head, MatrixProduct) else None
         named = dict(self._embedding.parameters("model.embed_tokens", tied))
+        if self._positions is not None:
+            named.update(self._positions.parameters("model.embed_positions", None))
         for index, layer in enumerate(self._layers):
             named.update(layer.parameters(f"model.layers.{index}."))
         named.update(self._norm.parameters("model.norm"))
@@ -135,5 +139,7 @@ class Decoder:
     def weight_bytes(self) -> int:
         """See ``models.model.CausalLM.weight_bytes``. A tied table counts twice where it was copied to be packed."""
         head = self._head.nbytes if isinstance(self._head, Linear) else self._head.copied_nbytes
-        parts = [self._embedding.nbytes, self._norm.weight.nbytes, head]
+        parts = [self._embedding.nbytes, self._norm.nbytes, head]
+        if self._positions is not None:
+            parts.append(self._positions.nbytes)
         return sum(parts) + sum(layer.nbytes for layer in self._layers)

@@ -1,12 +1,16 @@
-"""Tensors of a GGUF file as a decoder's parameters: their names, the order of their rows, their values.
+"""Weights of a GGUF file, put into place by all threads, in their own bits or as floats.
 
-Knows llama.cpp's conventions for the architectures served here; places nothing and allocates one chunk at a time.
+Knows llama.cpp's blocks, not what its tensors are for. Takes one chunk of memory per thread at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,62 +19,102 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kernels.cpu.quantised_matrix import PANEL_ROWS
+from kernels.products import KeptMatrix
 from models.errors import CheckpointError
 from models.gguf_file import GGUFTensor
-from models.spec import ModelSpec
+from models.parameter import Parameter
+from models.places import Places
+from models.tensor_names import Placement
 
 _CHUNK_ELEMENTS = 1 << 18  # 1 MiB of float32: stays in a core's second-level cache
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_OF_ARCHITECTURE = {
-    "llama": {"ffn_norm": "post_attention_layernorm"},
-    "gemma3": {
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
-}
+
+def load_gguf(
+    tensors: Mapping[str, GGUFTensor], path: Path, places: Places, report: Callable[[int, int], None]
+) -> None:
+    """Fill ``places`` from all ``tensors``; ``report`` hears of stored bytes (done, total). Raises CheckpointError."""
+    total = sum(tensor.data.nbytes for tensor in tensors.values())
+    done = 0
+
+    def place(chunk: _Chunk) -> int:
+        num_bytes = chunk.place()
+        places.filled(chunk.parameter, chunk.num_elements)
+        return num_bytes
+
+    with _single_threads() as workers, ThreadPoolExecutor(workers, thread_name_prefix="dequantise") as pool:
+        for num_bytes in pool.map(place, _chunks(tensors, path, places)):
+            done += num_bytes
+            report(done, total)
 
 
-def parameter_name(architecture: str, name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, or None for one that holds no weight of ``architecture``."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{kind}"
-    prefix, _, rest = stem.partition(".")
-    index, _, part = rest.partition(".")
-    layer = {**_LAYER, **_LAYER_OF_ARCHITECTURE[architecture]}
-    if prefix == "blk" and part in layer:
-        return f"model.layers.{index}.{layer[part]}.{kind}"
-    return None
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some stored rows of a ``parameter`` and where they go: their values into ``view``, or they into ``kept``."""
+
+    parameter: Parameter
+    view: torch.Tensor | None
+    rows: npt.NDArray[np.uint8]
+    quantization: GGMLQuantizationType
+    first_row: int = 0
+    kept: KeptMatrix | None = None
+    keeps_stored: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        shape = self.parameter.shape
+        return math.prod(shape) if len(shape) == 1 else len(self.rows) * math.prod(shape[1:])
+
+    def place(self) -> int:
+        """Put the rows into their place; returns their stored bytes."""
+        if self.kept is None:
+            assert self.view is not None
+            self.view.copy_(dequantized(self.rows, self.quantization))
+        elif self.keeps_stored:
+            self.kept.pack_stored(self.first_row, torch.from_numpy(np.ascontiguousarray(self.rows)))
+        else:
+            self.kept.pack_floats(self.first_row, dequantized(self.rows, self.quantization))
+        return self.rows.nbytes
 
 
-def rows_in_order(tensor: GGUFTensor, name: str, spec: ModelSpec) -> npt.NDArray[np.uint8]:
-    """The tensor's raw rows, with query and key rows of Llama back in the order that Hugging Face uses.
+@contextmanager
+def _single_threads() -> Iterator[int]:
+    """Give torch's threads to a pool of as many workers: an operation that a worker starts runs in that worker alone.
 
-    llama.cpp rotates neighbouring elements of a Llama head, so its files interleave the halves of each head.
+    Threads that start meanwhile inherit the limit; nested teams would wait for each other on busy cores.
     """
-    heads = {"q_proj": spec.num_q_heads, "k_proj": spec.num_kv_heads}.get(name.split(".")[-2])
-    if spec.architecture != "llama" or heads is None:
-        return tensor.data
-    pairs = tensor.data.reshape(heads, spec.head_dim // 2, 2, -1)
-    return pairs.swapaxes(1, 2).reshape(tensor.data.shape)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _chunks(tensors: Mapping[str, GGUFTensor], path: Path, places: Places) -> Iterator[_Chunk]:
+    for tensor in tensors.values():
+        for placement, parameter in places.claim(tensor.name, tensor.shape, path):
+            kept = places.kept.get(placement.name)
+            if len(parameter.shape) == 1:
+                yield _Chunk(parameter, parameter.view, _vector(tensor, placement), GGMLQuantizationType.F32)
+                continue
+            rows = _rows(tensor, placement)
+            for part in row_chunks(parameter.shape):
+                view = parameter.view[part] if kept is None else None
+                yield _Chunk(parameter, view, rows[part], tensor.quantization, part.start, kept, places.keeps_stored)
+
+
+def _rows(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
+    """The stored rows of a part."""
+    rows = tensor.data if placement.expert is None else tensor.data[placement.expert]
+    return rows if placement.rows is None else rows[placement.rows]
+
+
+def _vector(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
+    """The values of a part of one dimension, as bytes of float32."""
+    values = dequantized(tensor.data, tensor.quantization).numpy()
+    if placement.expert is not None:
+        values = values[placement.expert]
+    return (values if placement.rows is None else values[placement.rows]).view(np.uint8)
 
 
 def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:

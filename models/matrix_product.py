@@ -88,6 +88,10 @@ class MatrixProduct:
         """Whether norms and gates are done on the way into the product: by the native library's."""
         return self._dense is not None or isinstance(self._kept, QuantisedProduct)
 
+    def takes_gate(self, activation: str) -> bool:
+        """Whether `of_gated` computes this activation."""
+        return self.takes_prologues and activation in _PROLOGUES
+
     @property
     def place(self) -> WeightPlace | None:
         """Where the weight of floats goes, or is; None once the product has another form."""

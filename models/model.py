@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 
 from kernels.attention import PagedLayer
-from models.layers import Residual
 from models.parameter import Parameter
+from models.residual import Residual
 from models.spec import ModelSpec
 
 

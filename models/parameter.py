@@ -6,7 +6,7 @@ Knows a place and a shape, nothing of files, formats or what the weight is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,3 +46,6 @@ class Parameter:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+
+NamedParameters = Iterator[tuple[str, Parameter]]

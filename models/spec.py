@@ -1,12 +1,44 @@
 """ModelSpec: everything about a decoder that serving needs to know before a weight is read.
 
 Torch-free, so that sizing, the scheduler's process and `octavo inspect` can use it cheaply. Read from ``config.json``
-or GGUF metadata by ``models.registry``.
+or GGUF metadata by ``models.registry``. A family is a way to fill this in: what layers compute follows from it alone.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
+
+
+class NormKind(enum.StrEnum):
+    """RMSNorm (Zhang and Sennrich, 2019), or LayerNorm with a bias (Ba et al., 2016)."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+class NormPlace(enum.StrEnum):
+    """Where the norms of a branch are: of what it reads, of what it adds, or of both."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+
+
+class QKNorm(enum.StrEnum):
+    """RMSNorm of queries and keys before they are rotated: over each head by itself, or over all of them together."""
+
+    NONE = "none"
+    HEAD = "head"
+    ALL_HEADS = "all heads"
+
+
+class Parallel(enum.StrEnum):
+    """Whether attention and MLP read the same hidden states, and whether through one norm or each through its own."""
+
+    NO = "no"
+    TWO_NORMS = "two norms"
+    ONE_NORM = "one norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,28 +47,49 @@ class RopeSpec:
 
     ``theta`` is the base; ``scaling`` names a rule ("default", "linear", "llama3", "factors"); ``parameters`` holds the
     rule's numbers under the names that Hugging Face configs use (``factor``, ``low_freq_factor`` and so on). The rule
-    "factors" divides each of the head_dim / 2 frequencies by its own ``frequency_factors``, as GGUF files store them.
+    "factors" divides each of the frequencies by its own ``frequency_factors``, as GGUF files store them. ``dim`` is how
+    many elements of a head turn, the first ones; None: all.
     """
 
     theta: float
     scaling: str = "default"
     parameters: dict[str, float] = field(default_factory=dict)
     frequency_factors: tuple[float, ...] = ()
+    dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Attention of one layer: ``window`` is the number of visible positions (None: all), with its own rotary base."""
+    """One layer: ``window`` is the number of visible positions (None: all); ``rope`` None turns nothing.
+
+    ``is_sparse``: its MLP is a mixture of experts.
+    """
 
     window: int | None
-    rope: RopeSpec
+    rope: RopeSpec | None
+    is_sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts: each token goes to the ``per_token`` likeliest by the router's softmax, with these weights.
+
+    ``is_normalised``: the weights of those that were chosen are scaled to sum to 1. ``has_bias``: of the router and of
+    the experts.
+    """
+
+    num_experts: int
+    per_token: int
+    intermediate_size: int
+    is_normalised: bool
+    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shapes and constants of a decoder-only transformer. Sizes are in elements, positions in tokens."""
 
-    architecture: str  # our name: "gemma3", "llama"
+    architecture: str  # the family's name: "gemma3", "llama"
     hidden_size: int
     intermediate_size: int
     num_q_heads: int
@@ -44,14 +97,28 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     max_position: int
-    rms_norm_eps: float
+    norm_eps: float
     layers: tuple[LayerSpec, ...]
     attention_scale: float
     tied_embeddings: bool
-    activation: str  # "silu" or "gelu_tanh"
+    activation: str  # "silu", "gelu_tanh", "gelu" or "swiglu_oai"
+    norm: NormKind = NormKind.RMS
+    norm_place: NormPlace = NormPlace.BEFORE
+    norm_plus_one: bool = False  # Hugging Face files store norms less one (Gemma)
+    parallel: Parallel = Parallel.NO
+    gated_mlp: bool = True
+    mlp_bias: bool = False
+    experts: ExpertsSpec | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    qk_norm: QKNorm = QKNorm.NONE
+    attention_softcap: float | None = None  # c turns a score x into c * tanh(x / c)
+    has_sinks: bool = False  # one more learned score per query head, which gives no value
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
-    attention_bias: bool = False
-    qk_norm: bool = False  # RMSNorm over each query and key head before rotation
+    learned_positions: bool = False  # a table of positions is added to the embeddings (GPT-2)
+    residual_scale: float = 1.0  # of what a branch adds
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str = "float32"  # dtype the checkpoint stores, or "float32" when it is quantised

@@ -52,7 +52,8 @@ def test_weights_have_their_names_and_norms_are_less_one() -> None:
         SimpleNamespace(name="rope_freqs.weight", shape=(2,), data=np.float32([1, 1]), quantization=floats),
     ]
     checkpoint = SimpleNamespace(gguf_file=lambda: SimpleNamespace(tensors={one.name: one for one in tensors}))
-    weights = hugging_face_weights(checkpoint, SimpleNamespace(architecture="gemma3", num_q_heads=4, num_kv_heads=1))
+    spec = SimpleNamespace(architecture="gemma3", tied_embeddings=True)
+    weights = hugging_face_weights(checkpoint, spec)
     norm = "model.layers.4.pre_feedforward_layernorm.weight"
     assert weights.keys() == {"model.embed_tokens.weight", norm}
     assert weights["model.embed_tokens.weight"].tolist() == matrix.tolist()

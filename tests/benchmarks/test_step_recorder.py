@@ -12,7 +12,8 @@ from benchmarks.step_recorder import Part, StepRecorder
 from engine.config import EngineConfig
 from engine.sampling_params import SamplingParams
 from kernels.cpu.backend import NativeBackend
-from models.layers import Embedding, Linear
+from models.embedding import Embedding
+from models.linear import Linear
 from models.matrix_product import MatrixProduct
 from scheduler.scheduler import Scheduler
 

@@ -18,8 +18,8 @@ from engine.choices import _limits_of_determinism
 from engine.config import ConfigError, resolve_checkpoint
 from engine.step_result import StepResult
 from kernels.cpu import library
-from models.layers import Residual
 from models.matrix_product import MatrixProduct
+from models.residual import Residual
 from models.weight_place import WeightPlace
 from scheduler.batch import ScheduledBatch
 

@@ -15,7 +15,7 @@ from engine.logprobs import LEAST_LOGPROB, LogprobTable
 from engine.messages import RequestDelta
 from engine.sampling_params import TokenLogprobs
 from kernels.cpu.library import best_library
-from models.layers import Residual
+from models.residual import Residual
 
 SAMPLING = [
     {},

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from engine.input_batch import StepTensors
 from engine.messages import Pooling
 from engine.sampling_params import TokenLogprobs
-from models.layers import Residual
+from models.residual import Residual
 from scheduler.request import FinishReason
 from tests.engine.fake_device import FakeDevice
 from tests.models.conftest import OracleJob, oracle_logits  # noqa: F401  a fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.input_batch import StepTensors
-from models.layers import Residual
+from models.residual import Residual
 
 PROMPT = [256, *range(40, 75)]
 

@@ -12,7 +12,7 @@ import pytest
 from models.errors import CheckpointError
 from models.gguf_file import GGUFFile
 from models.registry import spec_from_config, spec_from_gguf
-from models.spec import LayerSpec, ModelSpec, RopeSpec
+from models.spec import LayerSpec, ModelSpec, NormPlace, QKNorm, RopeSpec
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,7 +54,7 @@ def test_a_llama_config_becomes_its_spec() -> None:
         head_dim=16,
         vocab_size=300,
         max_position=1024,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         layers=(LayerSpec(None, RopeSpec(500_000.0)),) * 2,
         attention_scale=0.25,
         tied_embeddings=False,
@@ -78,7 +78,7 @@ def test_every_sixth_gemma3_layer_sees_everything_with_the_global_rotary_base() 
     assert spec.attention_scale == 0.25
     assert spec.embedding_scale == 8.0
     assert spec.tied_embeddings
-    assert spec.qk_norm
+    assert spec.qk_norm is QKNorm.HEAD
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
@@ -130,8 +130,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         (LLAMA | {"rms_norm_eps": -1}, "rms_norm_eps should be a positive number and is -1"),
         (LLAMA | {"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
-        (LLAMA | {"mlp_bias": True}, "mlp_bias is True, which is not supported"),
-        (LLAMA | {"rope_scaling": {"type": "yarn"}}, "rope_scaling is of type 'yarn'"),
+        (LLAMA | {"rope_scaling": {"type": "su"}}, "rope_scaling is of type 'su'"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "the key 'factor' is missing"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id should be a token id or a list of them and is '</s>'"),
@@ -165,13 +164,15 @@ def test_the_default_model_has_the_published_shapes(default_gguf: Path) -> None:
         head_dim=256,
         vocab_size=262_144,
         max_position=32_768,
-        rms_norm_eps=float(np.float32(1e-6)),
+        norm_eps=float(np.float32(1e-6)),
         layers=((sliding,) * 5 + (full,)) * 3,
         attention_scale=1 / 16,
         tied_embeddings=True,
         activation="gelu_tanh",
+        norm_place=NormPlace.AROUND,
+        norm_plus_one=True,
         embedding_scale=640**0.5,
-        qk_norm=True,
+        qk_norm=QKNorm.HEAD,
         bos_token_id=2,
         eos_token_ids=(1,),
         checkpoint_dtype="float32",
@@ -221,8 +222,8 @@ def test_rotary_scaling_of_a_gguf_is_read(tmp_path: Path) -> None:
     assert linear.layers[0].rope == RopeSpec(10_000.0, "linear", {"factor": 4.0})
     factors = spec_from_gguf(write_llama_gguf(tmp_path / "factors.gguf", factors=True))
     assert factors.layers[0].rope.frequency_factors == (1, 1, 1, 1, 2, 2, 4, 8)
-    with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is 'yarn'"):
-        spec_from_gguf(write_llama_gguf(tmp_path / "yarn.gguf", scaling="yarn"))
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is of type 'su'"):
+        spec_from_gguf(write_llama_gguf(tmp_path / "su.gguf", scaling="su"))
 
 
 def test_an_unknown_gguf_architecture_is_named(tmp_path: Path) -> None:

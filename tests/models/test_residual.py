@@ -11,8 +11,9 @@ from kernels import composed
 from kernels.attention import AttentionMetadata, KVPages, PagedLayer
 from kernels.cpu.backend import TorchBackend
 from models.checkpoint import resolve_checkpoint
-from models.layers import Residual, RMSNorm
 from models.loader import load_model
+from models.norms import RMSNorm
+from models.residual import Residual
 
 CPU = torch.device("cpu")
 

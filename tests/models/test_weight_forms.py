@@ -12,7 +12,7 @@ from kernels.cpu.backend import NativeBackend
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import NativeKernels, WeightKind
 from models.checkpoint import resolve_checkpoint
-from models.llama import build_llama
+from models.decoder import Decoder
 from models.loader import load_model
 from models.model import CausalLM
 from models.weight_forms import Quantization, WeightForms
@@ -63,7 +63,7 @@ def test_the_kind_of_a_weight(
 def test_a_product_of_a_kept_and_another_tensor_is_not_kept(library: NativeLibrary, tiny_llama_dir: Path) -> None:
     # as they are before a model is filled
     checkpoint = resolve_checkpoint(str(tiny_llama_dir))
-    empty = build_llama(checkpoint.read_spec(), NativeBackend(library), dtype=torch.float32, device=CPU)
+    empty = Decoder(checkpoint.read_spec(), NativeBackend(library), dtype=torch.float32, device=CPU)
     parameters = empty.parameters()
     stored = dict.fromkeys(parameters, Q.Q8_0) | {"model.layers.0.self_attn.k_proj.weight": Q.F32}
     kept = WeightForms(Quantization.STORED, NativeKernels(library)).keep(parameters, stored, CPU)

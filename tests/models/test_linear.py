@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.layers import Linear
+from models.linear import Linear
 from models.matrix_product import MatrixProduct
 from models.weight_place import WeightPlace
 

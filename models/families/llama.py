@@ -1,0 +1,66 @@
+"""Llama (Touvron et al., 2023) and what follows it to the letter: pre-norm attention and a gated MLP."""
+
+from __future__ import annotations
+
+from models.families.family import Family
+from models.families.heads import read_heads
+from models.families.names import (
+    GGUF_ATTENTION,
+    GGUF_GATED_MLP,
+    GGUF_IGNORED,
+    GGUF_NORMS_BEFORE,
+    GGUF_TOP,
+    LLAMA_NAMES,
+    interleaved_key,
+    interleaved_query,
+)
+from models.families.rope import read_rope
+from models.fields import Fields
+from models.spec import LayerSpec, ModelSpec
+from models.tensor_names import TensorNames
+
+
+def read_llama(fields: Fields) -> ModelSpec:
+    """A Llama; other families change what differs."""
+    fields.refuse_unless("num_local_experts", 0)
+    heads = read_heads(fields)
+    layer = LayerSpec(fields.optional_integer("sliding_window"), read_rope(fields, head_dim=heads.dim))
+    has_bias = fields.flag("attention_bias", default=False)
+    return ModelSpec(
+        architecture="llama",
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_q_heads=heads.num_q,
+        num_kv_heads=heads.num_kv,
+        head_dim=heads.dim,
+        vocab_size=fields.integer("vocab_size"),
+        max_position=fields.integer("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        layers=(layer,) * fields.layer_count(),
+        attention_scale=heads.dim**-0.5,
+        tied_embeddings=fields.flag("tie_word_embeddings", default=False),
+        activation=fields.choice("hidden_act", {"silu": "silu"}, "silu"),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        qkv_bias=has_bias,
+        output_bias=fields.flag("attention_output_bias", default=has_bias),
+    )
+
+
+def _read(fields: Fields) -> ModelSpec:
+    fields.refuse_unless("sliding_window")
+    return read_llama(fields)
+
+
+LLAMA = Family(
+    "llama",
+    architectures=("LlamaForCausalLM",),
+    read=_read,
+    names=LLAMA_NAMES,
+    gguf_architectures=("llama",),
+    gguf_names=TensorNames(
+        "blk.",
+        GGUF_TOP,
+        GGUF_ATTENTION | GGUF_GATED_MLP | GGUF_NORMS_BEFORE | {"attn_q": interleaved_query, "attn_k": interleaved_key},
+        ignored=GGUF_IGNORED,
+    ),
+)
