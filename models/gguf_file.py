@@ -13,7 +13,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from models.errors import CheckpointError
+from models.mapped_file import MappedFile
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -59,14 +59,14 @@ class GGUFTensor:
     """One tensor of the file, still quantised.
 
     ``shape`` is row-major, as torch writes it (the file stores it reversed). ``data`` is uint8 [*shape[:-1], bytes per
-    row], a view of a private memory map, and what ``gguf.quants.dequantize`` takes. ``path`` is the file it is in.
+    row], a view of ``file``, and what ``gguf.quants.dequantize`` takes.
     """
 
     name: str
     shape: tuple[int, ...]
     quantization: GGMLQuantizationType
     data: npt.NDArray[np.uint8] = field(repr=False, compare=False)
-    path: Path
+    file: MappedFile = field(repr=False, compare=False)
 
 
 class _Metadata(Mapping[str, object]):
@@ -105,14 +105,12 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with self.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < 4 + 4 + 8 + 8:
-                    raise self._error("is too short to be a GGUF file")
-                # Private pages: torch.from_numpy warns of memory that may not be written, and the file stays as it is.
-                self._buffer = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            if self.path.stat().st_size < 4 + 4 + 8 + 8:
+                raise self._error("is too short to be a GGUF file")
+            self._file = MappedFile(self.path)
         except OSError as error:
             raise GGUFError(f"{self.path} cannot be opened: {error.strerror or error}") from None
+        self._buffer = memoryview(self._file.buffer)
         self._size = len(self._buffer)
         self._position = 0
         self._read_header()
@@ -187,8 +185,8 @@ class GGUFFile:
             raise self._error(
                 f"is truncated: tensor {name!r} ends at byte {start + num_bytes:,} and the file has {self._size:,}"
             )
-        data = np.frombuffer(self._buffer, np.uint8, num_bytes, start).reshape(*shape[:-1], row_bytes)
-        return GGUFTensor(name, shape, quantization, data, self.path)
+        data = self._file.bytes[start : start + num_bytes].reshape(*shape[:-1], row_bytes)
+        return GGUFTensor(name, shape, quantization, data, self._file)
 
     def _require(self, num_bytes: int, what: str) -> None:
         left = self._size - self._position

@@ -79,7 +79,7 @@ class GGUFShards(GGUFFile):
                 continue
             for name, tensor in file.tensors.items():
                 if name in tensors:
-                    raise GGUFError(f"{file.path} has the tensor {name!r}, which is in {tensors[name].path} too")
+                    raise GGUFError(f"{file.path} has the tensor {name!r}, which is in {tensors[name].file.path} too")
                 tensors[name] = tensor
         total = self.metadata.get("split.tensors.count", len(tensors))
         if total != len(tensors):

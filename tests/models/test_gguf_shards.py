@@ -39,7 +39,7 @@ def test_any_shard_or_the_directory_opens_the_whole_model(shards: Path) -> None:
     assert file.metadata["general.architecture"] == "llama"
     assert list(file.tensors) == [f"t{number}" for number in range(6)]
     for number, tensor in enumerate(file.tensors.values()):
-        assert tensor.path == shards / SHARDS[number // 2]
+        assert tensor.file.path == shards / SHARDS[number // 2]
         assert (tensor.data.view(np.float32) == number).all()
         assert tensor.data.base is not None  # a view of the map, not a copy
 

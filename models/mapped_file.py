@@ -1,0 +1,40 @@
+"""MappedFile: the bytes of a file in memory for as long as they are looked at.
+
+Knows nothing of formats. What is read of the map stays in this process's memory until it is released: the system would
+drop it only when memory runs short, and a loader would seem to hold the checkpoint beside the model made of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+
+class MappedFile:
+    """A file that is not empty, mapped whole: ``buffer``, and ``bytes`` over the same. Raises OSError and ValueError.
+
+    Pages are private and may be written to, since torch warns of memory that may not; the file stays as it is.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with self.path.open("rb") as file:
+            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.buffer, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def release(self, part: npt.NDArray[np.generic]) -> None:
+        """Give back the memory of ``part``, a contiguous view of ``bytes``; touched again, it is read again."""
+        start = part.ctypes.data - self.bytes.ctypes.data
+        first = start - start % mmap.PAGESIZE
+        end = min(start + part.nbytes, len(self))
+        if not 0 <= start <= end:
+            raise ValueError(f"not a part of {self.path}")
+        if end > first and hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
