@@ -44,6 +44,11 @@ class Fields:
             raise self.error(key, f"should be an object and is {value!r}")
         return Fields(value, self.source, is_gguf=self.is_gguf)
 
+    def without(self, *keys: str) -> Fields:
+        """The same, but for keys that mean nothing in this family."""
+        values = {key: value for key, value in self._values.items() if key not in keys}
+        return Fields(values, self.source, self._names, is_gguf=self.is_gguf)
+
     def error(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {self._names.get(key, key)} {problem}")
 

@@ -15,12 +15,13 @@ from models.families.family import Family
 from models.families.gemma3 import GEMMA3
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
+from models.families.qwen3 import QWEN3
 from models.fields import Fields
 from models.gguf_description import gguf_fields, gguf_values
 from models.gguf_file import GGUFFile
 from models.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, GEMMA3)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN3, GEMMA3)
 _DTYPES = ("float32", "bfloat16", "float16")
 
 

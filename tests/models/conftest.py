@@ -58,16 +58,20 @@ class GroupPages:
 
 @torch.inference_mode()
 def run_over_pages(
-    model: CausalLM, prompts: Prompts, rows: Rows, *, chunk: int, dtype: torch.dtype
+    model: CausalLM, prompts: Prompts, rows: Rows, *, chunk: int, dtype: torch.dtype, num_single: int = 0
 ) -> list[torch.Tensor]:
-    """Logits [rows, vocab_size] per prompt: all prompts side by side, at most ``chunk`` tokens of each in a step."""
+    """Logits [rows, vocab_size] per prompt: all prompts side by side, at most ``chunk`` tokens of each in a step.
+
+    The last ``num_single`` tokens of each prompt are steps of their own, as in decoding.
+    """
     lengths = [len(prompt) for prompt in prompts]
     groups = [GroupPages(model, window, lengths, dtype) for window in {layer.window for layer in model.spec.layers}]
     computed = [0] * len(prompts)
     found: list[list[torch.Tensor]] = [[] for _ in prompts]
     while any(done < length for done, length in zip(computed, lengths, strict=True)):
         running = [index for index, length in enumerate(lengths) if computed[index] < length]
-        spans = [range(computed[i], min(computed[i] + chunk, lengths[i])) for i in running]
+        ends = [max(lengths[i] - num_single, computed[i] + 1) for i in running]
+        spans = [range(computed[i], min(computed[i] + chunk, end)) for i, end in zip(running, ends, strict=True)]
         positions = torch.tensor([position for span in spans for position in span])
         sequences = torch.tensor([i for i, span in zip(running, spans, strict=True) for _ in span])
         starts = torch.tensor([0, *(len(span) for span in spans)]).cumsum(0).to(torch.int32)

@@ -1,0 +1,62 @@
+"""A Hugging Face directory as a GGUF file, in float32: names by the ``gguf`` package's own table, not by ours.
+
+Writes the keys that every architecture has; a case adds its own, and says which tensors llama.cpp stores otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+Array = npt.NDArray[Any]
+Change = Callable[[str, Array, Mapping[str, Any]], Array]
+
+
+def write_gguf(
+    directory: Path,
+    path: Path,
+    architecture: str,
+    *,
+    change: Change = lambda name, values, config: values,
+    keys: Mapping[str, Any] | None = None,
+) -> Path:
+    """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix."""
+    config = json.loads((directory / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config.get("num_key_value_heads") or config["num_attention_heads"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    theta = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta")
+    if theta is not None:
+        writer.add_rope_freq_base(theta)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    for key, value in (keys or {}).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](f"{architecture}.{key}", value)
+    kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    for name, values in load_file(directory / "model.safetensors").items():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, np.ascontiguousarray(change(name, values, config), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
