@@ -1,15 +1,18 @@
 """What forms of weights and dtypes of KV pages cost in quality: perplexity of one text, and agreement with floats.
 
-    python -m benchmarks.perplexity
-    python -m benchmarks.perplexity --quantization none,auto,int8,int4 --max-tokens 4096 --write docs/quality.md
-    python -m benchmarks.perplexity path/to/model --kv-cache-dtype float32,int8 --text FILE --max-tokens 20000
+    python -m benchmarks.perplexity --write docs/quality.md
+    python -m benchmarks.perplexity --quantization none --max-tokens 4096
+    python -m benchmarks.perplexity path/to/model --kv-cache-dtype float32,int8 --every-pair --text FILE
 
-Every form of weights is read over pages of every dtype; all else is the same (float32 unless --dtype says otherwise).
+Every form of weights is read over pages of the first dtype, and the first form over pages of every dtype; with
+--every-pair, each over each. "bfloat16" among the forms are floats of that dtype, in which the model then computes; in
+all other forms it computes in --dtype.
 The text is cut into windows of --context tokens, each behind a BOS of its own, and every token is predicted from those
 before it in its window, through the path that serves: prefill in chunks over KV pages, with pages behind sliding
 windows given back. All run side by side, so that each next-token distribution is compared with the first's.
 
-Without --text it is the language reference that comes with Python (``pydoc_data.topics``), English prose and code.
+Without --text it is the beginning of Ambrose Bierce's Devil's Dictionary (1911, in the public domain), English prose
+and verse, 20,018 tokens for the demo model.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from tqdm import tqdm
@@ -47,6 +49,8 @@ BLOCK_SIZE = 16
 CHUNK = 64  # tokens a step: bounds the logits of all dtypes, which are kept at once
 SEQUENCE = "text"
 SECTION = "quality"
+TEXT = Path(__file__).with_name("texts") / "devils_dictionary.txt"
+FLOATS = ("bfloat16", "float16")  # forms of weights that are dtypes
 
 
 class PagedReader:
@@ -185,11 +189,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.perplexity", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as for octavo serve; default: the demo model")
     parser.add_argument("--kv-cache-dtype", default=",".join(KV_CACHE_DTYPES[1:]), metavar="DTYPES")
-    parser.add_argument("--quantization", default="none", metavar="FORMS", help=f"some of {', '.join(QUANTIZATIONS)}")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    names = (*QUANTIZATIONS, *FLOATS)
+    parser.add_argument(
+        "--quantization", default="none,bfloat16,auto,int8,int4", metavar="FORMS", help=f"some of {', '.join(names)}"
+    )
+    parser.add_argument("--dtype", default="float32", choices=("float32", *FLOATS))
+    parser.add_argument("--every-pair", action="store_true", help="every form of weights over pages of every dtype")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to score")
-    parser.add_argument("--max-tokens", type=int, default=8192, metavar="N", help="tokens to score at most")
+    parser.add_argument("--text", type=Path, default=TEXT, metavar="FILE", help="UTF-8 text to score")
+    parser.add_argument("--max-tokens", type=int, default=20_000, metavar="N", help="tokens to score at most")
     parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens in a window")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of FILE")
     parsed = parser.parse_args(arguments)
@@ -201,12 +209,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"--kv-cache-dtype {error}")
     forms = parsed.quantization.split(",")
-    if unknown := set(forms) - set(QUANTIZATIONS):
+    if unknown := set(forms) - set(names):
         parser.error(f"--quantization {', '.join(sorted(unknown))}: choose from {', '.join(QUANTIZATIONS)}")
 
     checkpoint = resolve_checkpoint(parsed.model)
     tokenizer = load_text_parts(checkpoint, None).tokenizer
-    text = "\n\n".join(topics.values()) if parsed.text is None else parsed.text.read_text(encoding="utf-8")
+    try:
+        text = parsed.text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--text {parsed.text}: {error}")
     token_ids = tokenizer.encode(text, add_special_tokens=False)[: parsed.max_tokens]
     backend, _ = choose_backend(device)
     try:
@@ -215,27 +226,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 checkpoint,
                 checkpoint.read_spec(),
                 device=device,
-                dtype=getattr(torch, parsed.dtype),
+                dtype=getattr(torch, form if form in FLOATS else parsed.dtype),
                 backend=backend,
-                forms=choose_forms(form, backend),
+                forms=None if form in FLOATS else choose_forms(form, backend),
             )
             for form in forms
         }
     except ConfigError as error:
         parser.error(str(error))
-    readers = [PagedReader(models[form], dtype, parsed.context, device) for form in forms for _, dtype in chosen]
-    rows = itertools.product(forms, (name for name, _ in chosen))
+    pairs = [
+        (form, pages)
+        for form, pages in itertools.product(forms, chosen)
+        if parsed.every_pair or form == forms[0] or pages == chosen[0]
+    ]
+    readers = [PagedReader(models[form], dtype, parsed.context, device) for form, (_, dtype) in pairs]
     variants = [
         Variant(form, models[form].weight_bytes(), name, reader.bytes_per_token)
-        for (form, name), reader in zip(rows, readers, strict=True)
+        for (form, (name, _)), reader in zip(pairs, readers, strict=True)
     ]
     bos = tokenizer.bos_token_id if tokenizer.adds_bos else None
     scores = score(readers, token_ids, bos, parsed.context)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    source = f"pydoc_data.topics of Python {python}" if parsed.text is None else parsed.text.name
     conditions = (
-        f"{scores[0].tokens:,} tokens of {source} in windows of {parsed.context:,}; {checkpoint.name}, computed in "
-        f"{parsed.dtype} by {backend.name}; {Conditions.now()}"
+        f"{scores[0].tokens:,} tokens of {parsed.text.name} in windows of {parsed.context:,}; {checkpoint.name}, "
+        f"computed in {parsed.dtype} by {backend.name}; {Conditions.now()}"
     )
     report = f"{conditions}\n\n{table(variants, scores)}"
     print(report)

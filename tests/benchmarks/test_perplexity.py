@@ -93,7 +93,7 @@ def test_one_command_reads_every_form_over_every_dtype_and_writes_it_down(
     text, page = tmp_path / "text.txt", tmp_path / "page.md"
     text.write_text("in the beginning there was a page, and the page was free " * 3)
     page.write_text("# Quality\n<!-- quality: begin --><!-- quality: end -->")
-    forms = ["--quantization", "none,int8", "--kv-cache-dtype", "float32,fp8"]
+    forms = ["--quantization", "none,int8", "--kv-cache-dtype", "float32,fp8", "--every-pair"]
     shape = ["--text", str(text), "--context", "64", "--max-tokens", "90", "--write", str(page)]
     assert perplexity.main([str(tiny_gemma3_dir), *forms, *shape]) == 0
     assert capsys.readouterr().out.strip() in page.read_text()
@@ -102,6 +102,33 @@ def test_one_command_reads_every_form_over_every_dtype_and_writes_it_down(
     assert pairs == [("none", "float32"), ("none", "fp8_e4m3"), ("int8", "float32"), ("int8", "fp8_e4m3")]
     assert rows[0][5:] == ["+0.000%", "0.00e+00", "100.00%"]
     assert all(float(row[6]) > 0 for row in rows[1:])
+
+
+def test_unless_every_pair_is_asked_for_forms_and_dtypes_are_each_held_against_the_first(
+    tiny_gemma3_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("in the beginning there was a page, and the page was free")
+    forms = ["--quantization", "none,bfloat16,int8", "--kv-cache-dtype", "float32,fp8", "--text", str(text)]
+    assert perplexity.main([str(tiny_gemma3_dir), *forms, "--context", "64"]) == 0
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    found = {(row[0], row[2]): row for row in rows if len(row) == 8 and "%" in row[-1]}
+    assert list(found) == [("none", "float32"), ("none", "fp8_e4m3"), ("bfloat16", "float32"), ("int8", "float32")]
+    assert int(found["bfloat16", "float32"][1]) <= int(found["none", "float32"][1])
+    assert 0 < float(found["bfloat16", "float32"][6]) < 1e-2
+
+
+def test_without_a_text_it_reads_the_one_that_comes_with_it() -> None:
+    text = perplexity.TEXT.read_text(encoding="utf-8")
+    assert text.startswith("ABASEMENT, n.  A decent and customary mental attitude")
+    assert len(text) == 80_675
+
+
+def test_a_text_that_cannot_be_read_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        perplexity.main(["--text", str(tmp_path / "none.txt")])
+    assert exit_.value.code == 2
+    assert "none.txt: [Errno 2]" in capsys.readouterr().err
 
 
 def test_dtypes_have_the_names_of_the_flag() -> None:
