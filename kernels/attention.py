@@ -172,7 +172,11 @@ class AttentionBackend(Protocol):
         """``x + branch``, both [num_tokens, hidden_size], normed as `normed` does, and that sum, rounded first."""
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        """``activation(gate) * up`` of the halves of ``gate_up`` [num_tokens, 2 * size]: "silu" or "gelu_tanh"."""
+        """The halves of ``gate_up`` [num_tokens, 2 * size] as a gated MLP combines them.
+
+        ``activation(gate) * up`` with "silu", "gelu" (by the error function) or "gelu_tanh" (its approximation). And
+        "swiglu_oai" (gpt-oss): ``(up + 1) * gate * sigmoid(1.702 * gate)`` of a gate of at most 7 and an up of -7 to 7.
+        """
 
     def add(self, x: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
         """``x + branch``, both [num_tokens, hidden_size]; ``x`` itself may be overwritten."""

@@ -14,6 +14,7 @@ from kernels.attention import Preparation
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
+    "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
@@ -45,9 +46,16 @@ def normed_sum(
 
 
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-    """``activation(gate) * up`` of the two halves of ``gate_up`` [num_tokens, 2 * size]."""
+    """The two halves of ``gate_up`` [num_tokens, 2 * size] combined, as ``AttentionBackend.gated`` says."""
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "swiglu_oai":
+        return _swiglu_oai(gate.float(), up.float()).to(gate_up.dtype)
     return _ACTIVATIONS[activation](gate) * up
+
+
+def _swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gate = gate.clamp(max=7.0)
+    return (up.clamp(-7.0, 7.0) + 1.0) * gate * torch.sigmoid(1.702 * gate)
 
 
 def add_normed(x: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

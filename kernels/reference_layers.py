@@ -52,6 +52,19 @@ def gate_gelu_tanh(gate_up: torch.Tensor) -> torch.Tensor:
     return gate / 2 * (1 + torch.tanh(inner)) * up
 
 
+def gate_gelu(gate_up: torch.Tensor) -> torch.Tensor:
+    """GeGLU with GELU itself: ``gate`` times the normal distribution's CDF there (Hendrycks and Gimpel, 2016)."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return gate * (1 + torch.erf(gate / math.sqrt(2))) / 2 * up
+
+
+def gate_swiglu_oai(gate_up: torch.Tensor) -> torch.Tensor:
+    """The limited SwiGLU of gpt-oss (OpenAI, 2025), with a gate of at most 7, up in -7 .. 7, and one added to up."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+
+
 def uniform_draw(seed: int, index: int) -> float:
     """Number ``index`` in [0, 1) of the stream ``seed``: SplitMix64's finaliser twice (Steele, Lea and Flood, 2014)."""
     golden, largest = 0x9E3779B97F4A7C15, 2**64 - 1

@@ -106,7 +106,7 @@ def test_steps_between_products_equal_those_of_torch(dtype: torch.dtype, device:
     (normed, total), expected = (one.normed_sum(x, branch, weight, 1e-5) for one in (BACKEND, composed))
     torch.testing.assert_close(normed, expected[0], **near)
     assert torch.equal(total, expected[1])
-    for activation in ("silu", "gelu_tanh"):
+    for activation in ("silu", "gelu", "gelu_tanh", "swiglu_oai"):
         near_gated = {"rtol": 2.0**-6, "atol": 1e-2} if dtype == torch.bfloat16 else near
         expected = composed.gated(x, activation)
         torch.testing.assert_close(BACKEND.gated(x, activation), expected, **near_gated)
