@@ -141,10 +141,6 @@ class NativeBackend:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if sinks is not None:  # the library knows none
-            return TorchBackend().attend(
-                query, pages, metadata, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
         num_pages, num_kv_heads, block_size, head_dim = _check_pages(pages)
         num_tokens, num_q_heads, query_dim = query.shape
         if query_dim != head_dim or num_q_heads % num_kv_heads:
@@ -157,6 +153,7 @@ class NativeBackend:
         _check_integers("seq_lens", seq_lens, torch.int32, (num_seqs,))
         if block_table.dtype != torch.int32 or (max_blocks > 1 and block_table.stride(1) != 1):
             raise ValueError(f"block_table {_describe(block_table)} must be int32 with contiguous rows")
+        sinks = None if sinks is None else sinks.float().contiguous()
         output = torch.empty((num_tokens, num_q_heads, head_dim), dtype=query.dtype)
         call = AttendCall(
             query.data_ptr(),
@@ -179,8 +176,9 @@ class NativeBackend:
             window or 0,
             scale,
             softcap or 0.0,
+            _row_pointer("sinks", sinks, num_q_heads),
         )
-        self.library.attend(call, query, output)
+        self.library.attend(call, query, output, *(() if sinks is None else (sinks,)))
         return output
 
 

@@ -66,6 +66,7 @@ class AttendCall(ctypes.Structure):
         ("window", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("sinks", ctypes.c_void_p),
     ]
 
 

@@ -3,7 +3,7 @@
 // Numerics contract. The arithmetic of one query row and head depends on its position, its query and the visible keys
 // and values only: key tiles and splits start at absolute positions, a row folds its tiles and then its splits in
 // ascending order, and masked positions are exact no-ops. So the bits of a row do not depend on the batch, the
-// threads, the chunking of the prefill, or whether it ran as a decode.
+// threads, the chunking of the prefill, or whether it ran as a decode. A sink counts once, when all splits are folded.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +49,7 @@ struct AttendCall {
   int32_t window;  // 0: none
   float scale;
   float softcap;  // 0: none
+  const float* sinks;  // [num_q_heads], one more score of each head, without a value; or null
 
   int group() const { return num_q_heads / num_kv_heads; }
   int padded_dim() const { return (head_dim + 15) / 16 * 16; }

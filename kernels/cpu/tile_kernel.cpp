@@ -5,6 +5,8 @@
 // tiles of narrower pages that many pairs share are first widened to float32 scratch, unless numbers are multiplied as
 // bfloat16 (tile_bf16.h). The scales of quantised pages are
 // multiplied into scores and weights, never into rows. Knows nothing of threads or of other units.
+#include <cmath>
+
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
@@ -189,6 +191,13 @@ void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
   }
 }
 
+// What the weighted values of a pair are divided by: all weights, and that of its head's sink. The latter may be
+// infinite, where all others are 0 beside it.
+inline float divisor(const AttendCall& call, int head, const State& total, int pair) {
+  const float sum = total.sums[pair];
+  return call.sinks == nullptr ? sum : sum + std::exp(call.sinks[head] - total.maxima[pair]);
+}
+
 template <class Element>
 void store_output(const AttendCall& call, const Unit& unit, State total) {
   const int group = call.group(), dim = call.padded_dim();
@@ -199,9 +208,10 @@ void store_output(const AttendCall& call, const Unit& unit, State total) {
     for (int head = 0; head < group; ++head) {
       const int pair = row * group + head;
       float* weighted = total.weighted + static_cast<int64_t>(pair) * dim;
+      const float all = divisor(call, unit.kv_head * group + head, total, pair);
       // Adding 0 turns -0 into +0: whether an underflowed sum kept its sign may depend on how many masked keys
       // followed.
-      for (int i = 0; i < dim; i += kLanes) store(weighted + i, load(weighted + i) / total.sums[pair] + 0.0f);
+      for (int i = 0; i < dim; i += kLanes) store(weighted + i, load(weighted + i) / all + 0.0f);
       narrow_row(weighted, target + static_cast<int64_t>(head) * call.head_dim, call.head_dim);
     }
   }

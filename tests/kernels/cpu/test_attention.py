@@ -157,11 +157,37 @@ def test_softcap_bends_the_scores(backend, batch_of, softcap):
     assert (actual.double() - expected).abs().max().item() < 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 17}, {"softcap": 2.0}])
+SINKS = torch.tensor([-2.0, 0.0, 1.0, 3.0, 50.0, float("-inf")])
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 17}, {"softcap": 2.0}, {"window": 300, "softcap": 0.5}])
 def test_sinks_take_their_share(backend, batch_of, options):
-    batch = batch_of([(1, 1), (1, 40), (20, 33)], num_q_heads=6, num_kv_heads=2, window=options.get("window"))
-    sinks = torch.tensor([-2.0, 0.0, 1.0, 3.0, 50.0, float("-inf")])
-    assert_close(batch.attend(backend, sinks=sinks, **options), batch.expected(sinks=sinks, **options))
+    lengths = [(1, 1), (1, 40), (20, 33), (1, 700), (3, 1100)]
+    batch = batch_of(lengths, num_q_heads=6, num_kv_heads=2, window=options.get("window"))
+    assert_close(batch.attend(backend, sinks=SINKS, **options), batch.expected(sinks=SINKS, **options))
+
+
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16, *QUANTISED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_every_variant_and_dtype_knows_sinks(native_each_variant, batch_of, head_dim, dtype, pages_dtype):
+    shape = {"num_q_heads": 6, "num_kv_heads": 2, "head_dim": head_dim, "dtype": dtype, "pages_dtype": pages_dtype}
+    batch = batch_of([(1, 1), (1, 40), (20, 33), (1, 700)], **shape)
+    expected, allowed = batch.rounded_expected(native_each_variant, sinks=SINKS)
+    assert_close(batch.attend(native_each_variant, sinks=SINKS), expected, dtype, allowed)
+
+
+def test_sinks_of_16_bits_are_read_as_the_numbers_they_are(backend, batch_of):
+    batch = batch_of(RAGGED)
+    sinks = torch.tensor([-1.0, 0.3, 0.7, 2.1]).bfloat16()
+    assert torch.equal(batch.attend(backend, sinks=sinks), batch.attend(backend, sinks=sinks.float()))
+
+
+def test_a_sink_far_above_all_scores_leaves_nothing_and_one_far_below_everything(backend, batch_of):
+    batch = batch_of(RAGGED)
+    output = batch.attend(backend, sinks=torch.tensor([1e4, -1e4, 3e38, -3e38]))
+    assert torch.equal(output[:, ::2], torch.zeros_like(output[:, ::2]))
+    assert torch.equal(output[:, 1::2], batch.attend(backend)[:, 1::2])
 
 
 def test_long_sequences_cross_many_splits(backend, batch_of):
@@ -220,6 +246,7 @@ def test_pages_may_be_strided(backend, batch_of, pages_dtype):
         (INT8 | {"key": torch.zeros(5, 1, 16, 64).half()}, "of one dtype"),
         ({"scale": 0.0}, "must be positive"),
         ({"window": 0}, "must be positive"),
+        ({"sinks": torch.zeros(3)}, r"sinks \[3\] float32 on cpu must be 4 contiguous float32 numbers"),
         ({"softcap": -1.0}, "must be positive"),
     ],
 )

@@ -10,7 +10,8 @@ import torch
 
 from kernels.cpu.library import Variant
 
-OPTIONS = [{}, {"window": 100}, {"window": 300}, {"softcap": 5.0}]
+OPTIONS = [{}, {"window": 100}, {"window": 300}, {"softcap": 5.0}, {"window": 300, "sinks": True}]
+SINKS = torch.tensor([0.5, -1.0, 2.0, 4.0, 0.0, 1.0, -3.0, 30.0])
 
 
 @pytest.fixture
@@ -19,6 +20,11 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+def attended(batch, backend, *, sinks=False, **options):
+    """With ``sinks``: some number for each head."""
+    return batch.attend(backend, **options, **({"sinks": SINKS[: batch.query.shape[1]]} if sinks else {}))
 
 
 def rows_of(batch, sequence, first, last):
@@ -55,9 +61,9 @@ def test_a_prefill_row_equals_its_decode(
 ):
     shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     batch = batch_of([(640, 640)], dtype=dtype, pages_dtype=pages_dtype, **shape)
-    whole = batch.attend(native, **options)
+    whole = attended(batch, native, **options)
     for row in (0, 1, 15, 16, 63, 64, 99, 100, 255, 256, 257, 299, 300, 511, 600, 639):
-        alone = rows_of(batch, 0, row, row + 1).attend(native, **options)
+        alone = attended(rows_of(batch, 0, row, row + 1), native, **options)
         assert torch.equal(alone[0], whole[row]), f"row {row}"
 
 
@@ -75,8 +81,8 @@ def test_a_prefill_row_equals_its_decode(
 )
 def test_chunks_of_a_prefill_equal_the_whole(native, batch_of, two_threads, options, chunk, dtype, pages_dtype):
     batch = batch_of([(150, 600)], dtype=dtype, pages_dtype=pages_dtype)
-    whole = batch.attend(native, **options)
-    chunks = [rows_of(batch, 0, at, min(at + chunk, 150)).attend(native, **options) for at in range(0, 150, chunk)]
+    whole = attended(batch, native, **options)
+    chunks = [attended(rows_of(batch, 0, at, min(at + chunk, 150)), native, **options) for at in range(0, 150, chunk)]
     assert torch.equal(torch.cat(chunks), whole)
 
 
@@ -89,10 +95,10 @@ def test_a_sequence_alone_equals_itself_in_a_mixed_batch(
     backend = native_variant(variant)
     lengths = [(1, 1500), (1, 40), (200, 230), (1, 64), (0, 9), (3, 900)]
     batch = batch_of(lengths, pages_dtype=pages_dtype)
-    together = batch.attend(backend, **options)
+    together = attended(batch, backend, **options)
     for sequence, (rows, _) in enumerate(lengths):
         start = int(batch.metadata.query_start_loc[sequence])
-        alone = rows_of(batch, sequence, 0, rows).attend(backend, **options)
+        alone = attended(rows_of(batch, sequence, 0, rows), backend, **options)
         assert torch.equal(alone, together[start : start + rows]), f"sequence {sequence}"
 
 
@@ -103,7 +109,7 @@ def test_the_number_of_threads_changes_nothing(native, batch_of, two_threads, pa
     results = []
     for num_threads in (1, 2, 3, 8):
         torch.set_num_threads(num_threads)
-        results.append(batch.attend(native, **options))
+        results.append(attended(batch, native, **options))
     assert all(torch.equal(result, results[0]) for result in results)
 
 

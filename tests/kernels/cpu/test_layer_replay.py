@@ -19,13 +19,14 @@ After = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Stack:
-    """Two layers as models make them: product of the norm, store, attend, product, normed sum."""
+    """Two layers as models make them: product of the norm, store, attend, product, normed sum. One has sinks."""
 
     def __init__(self, backend: NativeBackend, seed: int, after: After = lambda x: x) -> None:
         self.backend = backend
         self.num_computed = 0
         generator = torch.Generator().manual_seed(seed)
         self.norm = torch.rand(HIDDEN, generator=generator)
+        self.sinks = (None, torch.randn(HEADS, generator=generator))
 
         def product(rows: int, columns: int) -> QuantisedProduct:
             matrix = QuantisedMatrix(backend.library, WeightKind.Q8_0, rows, columns)
@@ -38,12 +39,13 @@ class Stack:
 
     def compute(self, x: torch.Tensor, rotations: Rotations, layers: Sequence[PagedLayer]) -> torch.Tensor:
         self.num_computed += 1
-        for (into, out), rotation, paged in zip(self.layers, rotations, layers, strict=True):
+        stacked = zip(self.layers, rotations, self.sinks, layers, strict=True)
+        for (into, out), rotation, sinks, paged in stacked:
             heads = into.multiply(x, Prologue.RMS_NORM, self.norm, 1e-6).view(len(x), -1, DIM)
             query, key, value = torch.split(heads, [HEADS] * 3, dim=1)
             preparation = Preparation(None, None, 1e-6, rotation)
             self.backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
-            attended = self.backend.attend(query, paged.pages, paged.metadata, scale=0.2)
+            attended = self.backend.attend(query, paged.pages, paged.metadata, scale=0.2, sinks=sinks)
             x = self.after(self.backend.add_normed(x, out.multiply(attended.flatten(1)), self.norm, 1e-6))
         return x
 
@@ -74,7 +76,8 @@ class Run:
         )
         x = torch.randn(len(positions), HIDDEN, generator=self.generator)
         angles = positions[:, None].float() * torch.rand(DIM // 2, generator=self.generator)
-        rotations = [(angles.cos(), angles.sin()), (angles.sin(), angles.cos())]
+        some = angles[:, : DIM // 8].contiguous()
+        rotations = [(angles.cos(), angles.sin()), (some.cos(), some.sin())]
         layers = [PagedLayer(pages, metadata) for pages in self.pages]
         replay = self.stack.backend.layer_replay
         assert replay is not None
