@@ -25,6 +25,7 @@ PLAIN = (
     "replay.cpp",
     "rows.cpp",
     "sampling.cpp",
+    "stored_rows.cpp",
     "team.cpp",
     "weight_layout.cpp",
 )
@@ -34,10 +35,13 @@ HEADERS = (
     "dense_kernel.h",
     "dense_product.h",
     "dispatch.h",
+    "half.h",
     "input_row.h",
     "paged_attention.h",
     "panel.h",
+    "panel_vectors.h",
     "panels.h",
+    "plain_row.h",
     "quantised_matrix.h",
     "ranking.h",
     "rows.h",
@@ -45,9 +49,11 @@ HEADERS = (
     "sampling.h",
     "scratch.h",
     "simd.h",
+    "stored_rows.h",
     "team.h",
     "tile.h",
     "tile_bf16.h",
+    "weight_kind.h",
     "weight_layout.h",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-pthread", "-Wall"]

@@ -47,6 +47,21 @@ class KeptMatrix(Protocol):
     def pack_floats(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
         """Quantise ``rows`` [num_rows, columns] into place."""
 
+    def pack_codes(
+        self,
+        first_row: int,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Fill rows from ``first_row`` on from codes of a checkpoint, exactly: weight = scale * (code - zero).
+
+        ``codes`` [num_rows, columns], one a byte: uint8 of 0 .. 15 in the form "codes4", int8 in "codes8". ``scales``
+        float32 and ``zeros`` uint8, None where they are all 0 and in "codes8", [num_rows, groups]: of columns / groups
+        columns each, a multiple of the ``group`` that the kind was asked for with.
+        """
+
     def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
         """The weights of int64 ``row_ids`` [n], float32 [n, columns]."""
 
@@ -57,10 +72,12 @@ class KeptMatrix(Protocol):
 class WeightKernels(Protocol[Kind]):
     """What a device can multiply in quantised form."""
 
-    def kind(self, form: str, columns: int) -> Kind | None:
+    def kind(self, form: str, columns: int, group: int = 32) -> Kind | None:
         """How a weight of so many columns is kept whose form is ``form``; None where it can't be.
 
-        ``form``: ggml's name of its bits in a file ("Q8_0"), or "int8" or "int4" for floats to be quantised.
+        ``form``: ggml's name of its bits in a file ("Q8_0"), "int8" or "int4" for floats to be quantised, or "codes4"
+        or "codes8" for `KeptMatrix.pack_codes`, of whose columns ``group`` share a scale: the more they are, the fewer
+        bits a weight takes. None where ``group`` is no multiple of 32 that divides ``columns``.
         """
 
     def matrices(

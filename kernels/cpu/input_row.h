@@ -88,6 +88,7 @@ void quantise_group(const float* x, float scale, float inverse, InputGroup& grou
   group.correction = -scale * static_cast<float>(sum);
   group.minus_8 = -8 * sum, group.minus_16 = -16 * sum, group.minus_128 = -128 * sum;
   group.minus_32_first = -32 * first, group.minus_32_second = -32 * second;
+  group.minus_1 = -sum;
 }
 
 // `scratch` holds 2 * columns floats.

@@ -145,6 +145,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "octavo_logprobs": [_INT, _INT, _POINTER],
     "octavo_mask_logits": [_INT, _INT, _POINTER],
     "octavo_packed_bytes": [_INT, _LONG, _LONG],
+    "octavo_pack_codes": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _INT],
     "octavo_pack_stored_rows": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _INT],
     "octavo_pack_sieve": [_INT, _INT, _POINTER, _POINTER],
     "octavo_sieve_bytes": [_LONG, _LONG],

@@ -19,8 +19,7 @@ constexpr int kRowsPerTurn = 4;
 
 inline bool is_sound(WeightKind kind, int64_t columns) {
   const int32_t number = static_cast<int32_t>(kind);
-  if (number < 0 || number > 5 || columns < kGroup) return false;
-  return columns % (has_outer_scales(kind) ? kGroup * kSuperGroups : kGroup) == 0;
+  return number >= 0 && number < kNumKinds && columns >= kGroup && columns % column_unit(kind) == 0;
 }
 
 inline bool is_sound(const QuantisedMatrix& matrix, int64_t columns) {

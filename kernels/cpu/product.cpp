@@ -6,6 +6,7 @@
 #include "dispatch.h"
 #include "panels.h"
 #include "quantised_matrix.h"
+#include "stored_rows.h"
 #include "weight_layout.h"
 
 namespace octavo {
@@ -58,16 +59,31 @@ OCTAVO_EXPORT int64_t octavo_packed_bytes(int kind, int64_t rows, int64_t column
 
 OCTAVO_EXPORT int octavo_pack_stored_rows(const octavo::QuantisedMatrix* matrix, const uint8_t* rows, int64_t first_row,
                                           int64_t num_rows, int64_t columns, int num_threads) {
-  if (!octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
+  const bool reads = octavo::stored_row_bytes(matrix->kind, columns) > 0;
+  if (!reads || !octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
   octavo::pack_stored_rows(*matrix, rows, first_row, num_rows, columns, num_threads);
   return octavo::ok;
 }
 
 OCTAVO_EXPORT int octavo_pack_float_rows(const octavo::QuantisedMatrix* matrix, const float* rows, int64_t first_row,
                                          int64_t num_rows, int64_t columns, int num_threads) {
-  const bool makes = octavo::has_bytes(matrix->kind) || matrix->kind == WeightKind::q4_0;
+  const WeightKind kind = matrix->kind;
+  const bool makes = kind == WeightKind::q8_0 || kind == WeightKind::q8_planes || kind == WeightKind::q4_0;
   if (!makes || !octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
   octavo::pack_float_rows(*matrix, rows, first_row, num_rows, columns, num_threads);
+  return octavo::ok;
+}
+
+// `zeros` is null where there are none; see PublishedCodes.
+OCTAVO_EXPORT int octavo_pack_codes(const octavo::QuantisedMatrix* matrix, const uint8_t* codes, const float* scales,
+                                    const uint8_t* zeros, int64_t groups, int64_t first_row, int64_t num_rows,
+                                    int64_t columns, int num_threads) {
+  const octavo::Scaling scaling = octavo::traits_of(matrix->kind).scaling;
+  const bool has_zeros = scaling == octavo::Scaling::zero;
+  if ((!has_zeros && scaling != octavo::Scaling::whole) || (zeros != nullptr && !has_zeros)) return octavo::bad_layout;
+  if (!octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
+  if (groups < 1 || columns % groups || columns / groups % octavo::column_unit(matrix->kind)) return octavo::bad_layout;
+  octavo::pack_published_rows(*matrix, {codes, scales, zeros, groups}, first_row, num_rows, columns, num_threads);
   return octavo::ok;
 }
 

@@ -23,9 +23,11 @@ constexpr bool kTogether = false;
 template <int kRows>
 constexpr bool kRowsTogether = kTogether || kRows == 1;
 
-template <WeightKind kind>
+// What takes the offset of weights' codes back.
+template <int offset>
 inline int32_t offset_sum(const InputGroup& input) {
-  return kOffset<kind> == 128 ? input.minus_128 : kOffset<kind> == 16 ? input.minus_16 : input.minus_8;
+  static_assert(offset == 8 || offset == 16 || offset == 128);
+  return offset == 128 ? input.minus_128 : offset == 16 ? input.minus_16 : input.minus_8;
 }
 
 template <class Work, int... i>
@@ -55,36 +57,54 @@ inline __attribute__((always_inline)) void add_quads(const Byte64* quads, const 
   if (kTwoSums) repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] += odd[m]; });
 }
 
-// Adds the products of one group with `kRows` inputs.
-template <WeightKind kind, int kRows>
-inline __attribute__((always_inline)) void add_rows(const Group<kind>& weights, const InputGroup* inputs,
-                                                    Float16* totals) {
+// Adds the products of one group, whose halves have scales of their own, with `kRows` inputs.
+template <class Weights, int kRows>
+inline __attribute__((always_inline)) void add_halves(const Weights& weights, const InputGroup* inputs,
+                                                      Float16* totals) {
+  static_assert(Weights::offset == 32);
+  Int16 sums[kRows];
+  repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(inputs[m].minus_32_first); });
+  add_quads<0, 4, kRows>(weights.quads, inputs, sums);
+  Float16 first[kRows];
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    first[m] = weights.scales[0] * __builtin_convertvector(sums[m], Float16);
+    sums[m] = splat(inputs[m].minus_32_second);
+  });
+  add_quads<4, 4, kRows>(weights.quads, inputs, sums);
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(sums[m], Float16), first[m]);
+    totals[m] = multiply_add(sum, inputs[m].scale - Float16{}, totals[m]);
+  });
+}
+
+// Likewise, where all columns have the same scale.
+template <class Weights, int kRows>
+inline __attribute__((always_inline)) void add_whole(const Weights& weights, const InputGroup* inputs,
+                                                     Float16* totals) {
+  constexpr Factors factors = Weights::factors;
   Int16 sums[kRows] = {};
-  if constexpr (kind == WeightKind::q6_k) {
-    repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(inputs[m].minus_32_first); });
-    add_quads<0, 4, kRows>(weights.quads, inputs, sums);
-    Float16 first[kRows];
-    repeat<kRows>([&](int m) __attribute__((always_inline)) {
-      first[m] = weights.scales[0] * __builtin_convertvector(sums[m], Float16);
-      sums[m] = splat(inputs[m].minus_32_second);
-    });
-    add_quads<4, 4, kRows>(weights.quads, inputs, sums);
-    repeat<kRows>([&](int m) __attribute__((always_inline)) {
-      const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(sums[m], Float16), first[m]);
-      totals[m] = multiply_add(sum, inputs[m].scale - Float16{}, totals[m]);
-    });
-  } else {
-    if constexpr (kOffset<kind> != 0) {
-      repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(offset_sum<kind>(inputs[m])); });
+  if constexpr (Weights::offset != 0) {
+    repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(offset_sum<Weights::offset>(inputs[m])); });
+  } else if constexpr (factors == Factors::zero) {
+    const Int16 zeros = reinterpret_cast<Int16>(weights.scales[1]);
+    repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = zeros * splat(inputs[m].minus_1); });
+  }
+  add_quads<0, 8, kRows>(weights.quads, inputs, sums);
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    const Float16 sum = __builtin_convertvector(sums[m], Float16);
+    totals[m] = multiply_add(weights.scales[0] * inputs[m].scale, sum, totals[m]);
+    if constexpr (factors == Factors::minimum) {
+      totals[m] = multiply_add(weights.scales[1], inputs[m].correction - Float16{}, totals[m]);
     }
-    add_quads<0, 8, kRows>(weights.quads, inputs, sums);
-    repeat<kRows>([&](int m) __attribute__((always_inline)) {
-      const Float16 sum = __builtin_convertvector(sums[m], Float16);
-      totals[m] = multiply_add(weights.scales[0] * inputs[m].scale, sum, totals[m]);
-      if constexpr (kind == WeightKind::q4_k) {
-        totals[m] = multiply_add(weights.scales[1], inputs[m].correction - Float16{}, totals[m]);
-      }
-    });
+  });
+}
+
+template <class Weights, int kRows>
+inline __attribute__((always_inline)) void add_rows(const Weights& weights, const InputGroup* inputs, Float16* totals) {
+  if constexpr (Weights::factors == Factors::halves) {
+    add_halves<Weights, kRows>(weights, inputs, totals);
+  } else {
+    add_whole<Weights, kRows>(weights, inputs, totals);
   }
 }
 
@@ -93,9 +113,9 @@ template <WeightKind kind, int kRows>
 inline __attribute__((always_inline)) void add_group(const Group<kind>& weights, const InputGroup* inputs, int count,
                                                      Float16* totals) {
   if constexpr (kRowsTogether<kRows>) {
-    add_rows<kind, kRows>(weights, inputs, totals);
+    add_rows<Group<kind>, kRows>(weights, inputs, totals);
   } else {
-    for (int m = 0; m < count; ++m) add_rows<kind, 1>(weights, inputs + m, totals + m);
+    for (int m = 0; m < count; ++m) add_rows<Group<kind>, 1>(weights, inputs + m, totals + m);
   }
 }
 
@@ -133,7 +153,7 @@ struct PackedGroups {
     const uint8_t* ahead = panel.start + group * kBytes + kDistance;
     for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
     const uint8_t* lower_ahead = panel.lower + group * 256 + kDistance;
-    for (int i = 0; kind == WeightKind::q8_planes && i < 256; i += 64) __builtin_prefetch(lower_ahead + i, 0, 2);
+    for (int i = 0; lower_bytes(kind, kGroup) != 0 && i < 256; i += 64) __builtin_prefetch(lower_ahead + i, 0, 2);
     return unpack_group<kind>(panel, group);
   }
 };
@@ -158,7 +178,7 @@ class Prefetch {
 template <WeightKind kind>
 struct SharedGroups {
   static constexpr int64_t kRun = 64;  // so many stay in the nearer caches, beside the inputs
-  static constexpr bool kKeeps = kind != WeightKind::q8_0;
+  static constexpr bool kKeeps = traits_of(kind).codes != Codes::bytes;
 
   const Panel& panel;
   Prefetch codes, lower;
@@ -172,7 +192,7 @@ struct SharedGroups {
 
   void prefetch() {
     codes.step();
-    if (kind == WeightKind::q8_planes) lower.step();
+    if (lower_bytes(kind, kGroup) != 0) lower.step();
   }
 };
 
@@ -253,6 +273,19 @@ void multiply_all(const Panel& panel, const QuantisedRows& rows, int64_t first, 
   multiply_tile<kind>(PackedGroups<kind>{panel}, 0, panel.groups, rows, first, output);
 }
 
+// work(kind), as a constant.
+template <class Work, int32_t... kinds>
+void with_kind(WeightKind kind, const Work& work, std::integer_sequence<int32_t, kinds...>) {
+  (void)((static_cast<int32_t>(kind) == kinds &&
+          (work(std::integral_constant<WeightKind, static_cast<WeightKind>(kinds)>()), true)) ||
+         ...);
+}
+
+template <class Work>
+void with_kind(WeightKind kind, const Work& work) {
+  with_kind(kind, work, std::make_integer_sequence<int32_t, kNumKinds>());
+}
+
 Panel panel_of(const QuantisedMatrix& matrix, int64_t index, int64_t columns) {
   return {matrix.panel(index, columns), matrix.lower(index, columns), columns / kGroup};
 }
@@ -263,14 +296,7 @@ void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const Quantise
   const int64_t left = matrix.rows - index * kPanelRows;
   const int num_outputs = left < kPanelRows ? static_cast<int>(left) : kPanelRows;
   const OutputTile tile{output + index * kPanelRows, output_stride, num_outputs};
-  switch (matrix.kind) {
-    case WeightKind::q8_0: return multiply_all<WeightKind::q8_0>(panel, rows, first, last, tile);
-    case WeightKind::q5_0: return multiply_all<WeightKind::q5_0>(panel, rows, first, last, tile);
-    case WeightKind::q4_0: return multiply_all<WeightKind::q4_0>(panel, rows, first, last, tile);
-    case WeightKind::q4_k: return multiply_all<WeightKind::q4_k>(panel, rows, first, last, tile);
-    case WeightKind::q6_k: return multiply_all<WeightKind::q6_k>(panel, rows, first, last, tile);
-    case WeightKind::q8_planes: return multiply_all<WeightKind::q8_planes>(panel, rows, first, last, tile);
-  }
+  with_kind(matrix.kind, [&](auto kind) { multiply_all<kind()>(panel, rows, first, last, tile); });
 }
 
 // A code is 16 u + l, and l lies in 0 .. 15: 7.5 stands in for it, and is wrong by 7.5 at most.
@@ -290,7 +316,7 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
       odd = dot_quad(odd, reinterpret_cast<Byte64>(reinterpret_cast<Uint16>(pairs) >> 4) & 0x0f, x + 4 * (j + 4));
     }
     // twice (16 u + 7.5 - 128) x, which is whole
-    const Int16 twice = splat(241 * input.negated_sum()) + ((even + odd) << 5);
+    const Int16 twice = splat(241 * input.minus_1) + ((even + odd) << 5);
     const Float16 factor = halves(panel.start + group * 2 * kPanelRows);
     // lower nibbles add the most with one sign where the factor is positive, with the other where it is negative
     const Int16 upwards =
@@ -302,15 +328,26 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
   return any_lane(~(most < least));  // also where it is no number
 }
 
+// The weight of column k of a group.
+template <class Weights>
+float weight_of(const Weights& weights, int k, int lane, int32_t code) {
+  const float first = weights.scales[0][lane];
+  if constexpr (Weights::factors == Factors::one) return first * static_cast<float>(code);
+  [[maybe_unused]] const float second = weights.scales[1][lane];
+  if constexpr (Weights::factors == Factors::zero) {
+    return first * static_cast<float>(code - reinterpret_cast<Int16>(weights.scales[1])[lane]);
+  }
+  if constexpr (Weights::factors == Factors::minimum) return first * static_cast<float>(code) - second;
+  return (k < kGroup / 2 ? first : second) * static_cast<float>(code);
+}
+
 template <WeightKind kind>
 void unpack(const Panel& panel, int lane, float* output) {
   for (int64_t group = 0; group < panel.groups; ++group) {
     const Group<kind> weights = unpack_group<kind>(panel, group);
     for (int k = 0; k < kGroup; ++k) {
-      const bool is_second = kind == WeightKind::q6_k && k >= 16;
-      const float code = static_cast<float>(weights.quads[k / 4][lane * 4 + k % 4] - kOffset<kind>);
-      const float minimum = kind == WeightKind::q4_k ? weights.scales[1][lane] : 0.0f;
-      output[group * kGroup + k] = weights.scales[is_second][lane] * code - minimum;
+      const int32_t code = weights.quads[k / 4][lane * 4 + k % 4] - weights.offset;
+      output[group * kGroup + k] = weight_of(weights, k, lane, code);
     }
   }
 }
@@ -318,14 +355,7 @@ void unpack(const Panel& panel, int lane, float* output) {
 void unpack_row(const QuantisedMatrix& matrix, int64_t columns, int64_t row, float* output) {
   const Panel panel = panel_of(matrix, row / kPanelRows, columns);
   const int lane = static_cast<int>(row % kPanelRows);
-  switch (matrix.kind) {
-    case WeightKind::q8_0: return unpack<WeightKind::q8_0>(panel, lane, output);
-    case WeightKind::q5_0: return unpack<WeightKind::q5_0>(panel, lane, output);
-    case WeightKind::q4_0: return unpack<WeightKind::q4_0>(panel, lane, output);
-    case WeightKind::q4_k: return unpack<WeightKind::q4_k>(panel, lane, output);
-    case WeightKind::q6_k: return unpack<WeightKind::q6_k>(panel, lane, output);
-    case WeightKind::q8_planes: return unpack<WeightKind::q8_planes>(panel, lane, output);
-  }
+  with_kind(matrix.kind, [&](auto kind) { unpack<kind()>(panel, lane, output); });
 }
 
 }  // namespace

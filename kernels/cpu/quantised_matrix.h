@@ -1,23 +1,5 @@
 // Quantised weights as the products read them, and what the packing (weight_layout.cpp), the C interface (product.cpp)
-// and the per-ISA kernels (product_kernel.cpp) agree on.
-//
-// A matrix [rows, columns] is cut into panels of 16 rows, a panel into groups of 32 columns. A group's codes lie in the
-// order in which the inner loop reads them: 8 quads, each 16 rows x 4 columns, so that one 64-byte vector times one
-// broadcast quad of the input adds to 16 rows at once. Weights keep the bits they have in GGUF files:
-//
-//   kind   codes of a group (bytes)                    a weight is                     scales of a panel
-//   q8_0   512: one byte, offset by 128                s * (c - 128)                   s: half per row and group
-//   q8_planes  256, and 256 elsewhere: as q8_0, upper and lower nibbles apart          s: half per row and group
-//   q5_0   256 + 64: low nibbles, then fifth bits      s * (c - 16)                    s: half per row and group
-//   q4_0   256: nibbles                                s * (c - 8)                     s: half per row and group
-//   q4_k   256: nibbles                                d * a * c - e * b               a, b: byte per row and group;
-//                                                                                      d, e: float per row and 8 groups
-//   q6_k   256 + 128: low nibbles, then upper 2 bits   d * a * (c - 32)                a: byte per row and 16 columns;
-//                                                                                      d: float per row and 8 groups
-//
-// A byte of nibbles holds quad j in its low and quad j + 4 in its high half. A panel is its scales, padded to 64 bytes,
-// then its codes. Rows beyond the last are zero. The lower nibbles of q8_planes follow the last panel, in the order of
-// panels: the largest output is found by reading few of them (see argmax.cpp).
+// and the per-ISA kernels (product_kernel.cpp) agree on. The bits of weights are those of weight_kind.h.
 //
 // Numerics contract. An input row is quantised by itself: int8 codes and one scale per 32 columns, as llama.cpp does.
 // Products of codes are summed exactly in 32-bit integers, groups in float32 in ascending order. So the bits of an
@@ -28,40 +10,9 @@
 #include <cstdint>
 
 #include "paged_attention.h"
+#include "weight_kind.h"
 
 namespace octavo {
-
-enum class WeightKind : int32_t { q8_0 = 0, q5_0 = 1, q4_0 = 2, q4_k = 3, q6_k = 4, q8_planes = 5 };
-
-constexpr int kPanelRows = 16;
-constexpr int kGroup = 32;       // columns that share a scale
-constexpr int kSuperGroups = 8;  // groups that share the outer scales of q4_k and q6_k
-
-constexpr bool has_outer_scales(WeightKind kind) { return kind == WeightKind::q4_k || kind == WeightKind::q6_k; }
-
-constexpr bool has_bytes(WeightKind kind) { return kind == WeightKind::q8_0 || kind == WeightKind::q8_planes; }
-
-constexpr int64_t code_bytes(WeightKind kind) {  // of a group of a panel
-  return kind == WeightKind::q8_0 ? 512 : kind == WeightKind::q5_0 ? 320 : kind == WeightKind::q6_k ? 384 : 256;
-}
-
-constexpr int64_t scale_bytes(WeightKind kind, int64_t columns) {  // of a panel, padded
-  const int64_t groups = columns / kGroup;
-  int64_t bytes = groups * 2 * kPanelRows;  // a half, or two bytes, per row and group
-  if (kind == WeightKind::q4_k) bytes += groups / kSuperGroups * 8 * kPanelRows;
-  if (kind == WeightKind::q6_k) bytes += groups / kSuperGroups * 4 * kPanelRows;
-  return (bytes + 63) / 64 * 64;
-}
-
-constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
-  return scale_bytes(kind, columns) + columns / kGroup * code_bytes(kind);
-}
-
-constexpr int64_t lower_bytes(WeightKind kind, int64_t columns) {  // of a panel, beyond the last
-  return kind == WeightKind::q8_planes ? columns / kGroup * 256 : 0;
-}
-
-constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 struct QuantisedMatrix {
   uint8_t* panels;
@@ -106,9 +57,9 @@ struct alignas(64) InputGroup {
   // What takes the offset of weights' codes back: -sum of the input's codes, times it.
   int32_t minus_8, minus_16, minus_128;
   int32_t minus_32_first, minus_32_second;  // of the two halves of the columns
-
-  int32_t negated_sum() const { return minus_8 / 8; }
+  int32_t minus_1;
 };
+static_assert(sizeof(InputGroup) == 64);
 
 constexpr int kTileRows = 8;  // input rows that are multiplied together
 

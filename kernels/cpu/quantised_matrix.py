@@ -18,14 +18,19 @@ from kernels.cpu.huge_pages import HugePageArena
 from kernels.cpu.library import NativeLibrary
 
 GROUP = 32  # columns that share a scale
-SUPER_GROUP = 256  # columns of a block of the K kinds
+WIDE_GROUP = 128  # likewise, of the wide kinds
 PANEL_ROWS = 16
 TABLE_ROWS = 1 << 15  # from so many rows on a matrix is a vocabulary's, and its largest output what is asked for most
+_CODES = {"codes4": ("CODES4", "CODES4_WIDE"), "codes8": ("CODES8", "CODES8_WIDE")}  # of fine groups, and of wide ones
 _INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class WeightKind(enum.IntEnum):
-    """Formats of ggml that are kept as they are; Q8_PLANES is Q8_0 laid out for the largest output to be found fast."""
+    """Formats of ggml that are kept as they are, and codes as other checkpoints publish them.
+
+    Q8_PLANES is Q8_0 laid out for the largest output to be found fast. CODES4 and CODES8 have scales of 32 columns,
+    the wide ones of 128. ``weight_kind.h`` has the bits of each.
+    """
 
     Q8_0 = 0
     Q5_0 = 1
@@ -33,6 +38,10 @@ class WeightKind(enum.IntEnum):
     Q4_K = 3
     Q6_K = 4
     Q8_PLANES = 5
+    CODES4 = 6
+    CODES4_WIDE = 7
+    CODES8 = 8
+    CODES8_WIDE = 9
 
 
 class Prologue(enum.IntEnum):
@@ -103,6 +112,39 @@ class QuantisedMatrix:
         self.library.check(
             self.library.handle.octavo_pack_float_rows(
                 ctypes.byref(self.description), rows.data_ptr(), first_row, num_rows, self.columns, num_threads
+            )
+        )
+
+    def pack_codes(
+        self,
+        first_row: int,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """Fill rows from ``first_row`` on from codes: see ``kernels.products.KeptMatrix``. Exact for any scales."""
+        num_rows, groups = self._check_run(first_row, codes), scales.shape[1]
+        if codes.shape[1] != self.columns or codes.dtype not in (torch.uint8, torch.int8):
+            raise ValueError(f"codes {codes.dtype} {tuple(codes.shape)} are not those of {self.columns} columns")
+        if self.kind not in (WeightKind.CODES8, WeightKind.CODES8_WIDE) and codes.view(torch.uint8).max() > 15:
+            raise ValueError(f"{self.kind.name} weights have codes of 0 .. 15")
+        if scales.dtype is not torch.float32 or (zeros is not None and zeros.dtype is not torch.uint8):
+            raise ValueError("scales must be float32 and zeros uint8")
+        if any(one is not None and one.shape != (num_rows, groups) for one in (scales, zeros)):
+            raise ValueError(f"scales and zeros must be [{num_rows}, groups], one for each")
+        scales, zeros = scales.contiguous(), None if zeros is None else zeros.contiguous()
+        self.library.check(
+            self.library.handle.octavo_pack_codes(
+                ctypes.byref(self.description),
+                codes.data_ptr(),
+                scales.data_ptr(),
+                None if zeros is None else zeros.data_ptr(),
+                groups,
+                first_row,
+                num_rows,
+                self.columns,
+                num_threads,
             )
         )
 
@@ -228,11 +270,14 @@ class NativeKernels:
         self._library = library
         self._arena = HugePageArena()  # of a model's weights
 
-    def kind(self, form: str, columns: int) -> WeightKind | None:
+    def kind(self, form: str, columns: int, group: int = GROUP) -> WeightKind | None:
         """Floats become ggml's own forms of 8 and 4 bits."""
+        if form in _CODES:
+            form = _CODES[form][group % WIDE_GROUP == 0]
         kind = WeightKind.__members__.get({"int8": "Q8_0", "int4": "Q4_0"}.get(form, form))
-        group = SUPER_GROUP if kind in (WeightKind.Q4_K, WeightKind.Q6_K) else GROUP
-        return None if columns % group else kind
+        if kind is None or self._library.handle.octavo_packed_bytes(kind, 1, columns) < 0:
+            return None
+        return None if group % GROUP or columns % group else kind
 
     def matrices(
         self, kinds: Sequence[WeightKind], rows: Sequence[int], columns: int, device: torch.device

@@ -1,4 +1,4 @@
-// Packing of weights into panels (see quantised_matrix.h), once, when a model is loaded.
+// Packing of weights into panels (see weight_kind.h), once, when a model is loaded.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,6 @@
 #include "quantised_matrix.h"
 
 namespace octavo {
-
-// Bytes of one row of `columns` weights as GGUF files store it; 0 where the kind has no such rows.
-int64_t stored_row_bytes(WeightKind kind, int64_t columns);
 
 // Packs rows [first_row, first_row + num_rows) of GGUF blocks. `first_row` is a multiple of kPanelRows; rows that the
 // last panel lacks become zero.
@@ -18,5 +15,17 @@ void pack_stored_rows(const QuantisedMatrix& matrix, const uint8_t* rows, int64_
 // Likewise, for rows of floats that are quantised here: to 8 bits or q4_0.
 void pack_float_rows(const QuantisedMatrix& matrix, const float* rows, int64_t first_row, int64_t num_rows,
                      int64_t columns, int num_threads);
+
+// Codes as checkpoints publish them, one a byte: a weight is scale * (code - zero).
+struct PublishedCodes {
+  const uint8_t* codes;  // [num_rows, columns]; signed for codes8
+  const float* scales;   // [num_rows, groups]
+  const uint8_t* zeros;  // [num_rows, groups]; null: 0, or a kind without
+  int64_t groups;        // of columns / groups columns each, a multiple of the kind's unit
+};
+
+// Likewise, of codes that are kept as they are: for codes4 and codes8.
+void pack_published_rows(const QuantisedMatrix& matrix, const PublishedCodes& rows, int64_t first_row, int64_t num_rows,
+                         int64_t columns, int num_threads);
 
 }  // namespace octavo

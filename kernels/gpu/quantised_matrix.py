@@ -71,6 +71,17 @@ class DeviceMatrix:
             made = QuantisedWeight.int4(some, self.weight.group) if self.weight.group else QuantisedWeight.int8(some)
             self._put(first_row + start, made.codes, made.scales)
 
+    def pack_codes(
+        self,
+        first_row: int,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        """No kind holds them: see `DeviceKernels.kind`."""
+        raise NotImplementedError("codes of checkpoints become floats on GPUs")
+
     def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
         """The weights of int64 ``row_ids`` [n], float32 [n, columns]."""
         return self.weight.rows(row_ids).values()
@@ -108,7 +119,7 @@ class DeviceKernels:
     def __init__(self, *, is_deterministic: bool) -> None:
         self._is_deterministic = is_deterministic
 
-    def kind(self, form: str, columns: int) -> DeviceKind | None:
+    def kind(self, form: str, columns: int, group: int = _STORED_GROUP) -> DeviceKind | None:
         """INT8 takes any number of columns, all others whole groups of 32."""
         kind = next((one for one in DeviceKind if one.value == form), None)
         return None if kind is not DeviceKind.INT8 and columns % _STORED_GROUP else kind

@@ -1,0 +1,148 @@
+// The kinds of quantised weights that are kept, and where their bits lie.
+//
+// A matrix [rows, columns] is cut into panels of 16 rows, a panel into groups of 32 columns. A panel is its scales, padded
+// to 64 bytes, then the codes of its groups in the order in which the inner loop reads them: 8 quads, each 16 rows x 4
+// columns, so that one 64-byte vector times one broadcast quad of the input adds to 16 rows at once. Rows beyond the last
+// are zero. How a kind is laid out is two things, its `Codes` and its `Scaling`, and `traits_of` says which:
+//
+//   kind         bits    codes     a weight is               scales
+//   q8_0         8.5     bytes     s * (c - 128)             s: half per row and group
+//   q8_planes    8.5     planes    s * (c - 128)             s: half per row and group
+//   q5_0         5.5     fives     s * (c - 16)              s: half per row and group
+//   q4_0         4.5     nibbles   s * (c - 8)               s: half per row and group
+//   q4_k         4.75    nibbles   d * a * c - e * b         a, b: byte per row and group; d, e: float per row and 8 groups
+//   q6_k         6.625   sixes     d * a * (c - 32)          a: byte per row and 16 columns; d: float per row and 8 groups
+//   codes4       5.25    nibbles   s * (c - z)               s, z: float and byte per row and group
+//   codes4_wide  4.3125  nibbles   s * (c - z)               s, z: float and byte per row and 4 groups
+//   codes8       9       bytes     s * (c - 128)             s: float per row and group
+//   codes8_wide  8.25    bytes     s * (c - 128)             s: float per row and 4 groups
+//
+// The first six are formats of ggml; codes4 and codes8 hold what other checkpoints publish as integers with scales of any
+// float type.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+enum class WeightKind : int32_t {
+  q8_0 = 0,
+  q5_0 = 1,
+  q4_0 = 2,
+  q4_k = 3,
+  q6_k = 4,
+  q8_planes = 5,
+  codes4 = 6,
+  codes4_wide = 7,
+  codes8 = 8,
+  codes8_wide = 9,
+};
+
+constexpr int32_t kNumKinds = 10;
+
+constexpr int kPanelRows = 16;
+constexpr int kGroup = 32;       // columns that meet one scale of the input
+constexpr int kSuperGroups = 8;  // groups that share the outer scales of ggml's K kinds
+
+// How the codes of a group lie. A byte of nibbles holds quad j in its low and quad j + 4 in its high half.
+enum class Codes {
+  bytes,    // 512 bytes
+  planes,   // 256: upper nibbles. The lower ones of all panels follow the last panel, in the order of panels: the
+            // largest output is found by reading few of them (see argmax.cpp)
+  nibbles,  // 256
+  fives,    // 256 + 64: low nibbles, then fifth bits
+  sixes,    // 256 + 128: low nibbles, then upper 2 bits
+};
+
+// What weights' codes are multiplied with, and what is taken from them; see the table above.
+enum class Scaling {
+  half,         // one scale
+  byte_minima,  // outer scales of bytes: of codes, and of what is taken from their products
+  byte_halves,  // an outer scale of signed bytes: of the codes of the first and of the last 16 columns
+  zero,         // one scale, and a code that stands for zero
+  whole,        // one scale, as a float
+};
+
+struct Traits {
+  Codes codes;
+  int offset;  // that all codes have
+  Scaling scaling;
+  int shared = 1;  // groups that have the same scales
+};
+
+constexpr Traits traits_of(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::q8_0: return {Codes::bytes, 128, Scaling::half};
+    case WeightKind::q8_planes: return {Codes::planes, 128, Scaling::half};
+    case WeightKind::q5_0: return {Codes::fives, 16, Scaling::half};
+    case WeightKind::q4_0: return {Codes::nibbles, 8, Scaling::half};
+    case WeightKind::q4_k: return {Codes::nibbles, 0, Scaling::byte_minima};
+    case WeightKind::q6_k: return {Codes::sixes, 32, Scaling::byte_halves};
+    case WeightKind::codes4: return {Codes::nibbles, 0, Scaling::zero};
+    case WeightKind::codes4_wide: return {Codes::nibbles, 0, Scaling::zero, 4};
+    case WeightKind::codes8: return {Codes::bytes, 128, Scaling::whole};
+    case WeightKind::codes8_wide: return {Codes::bytes, 128, Scaling::whole, 4};
+  }
+  return {};
+}
+
+constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
+  switch (codes) {
+    case Codes::bytes: return 512;
+    case Codes::planes:
+    case Codes::nibbles: return 256;
+    case Codes::fives: return 320;
+    case Codes::sixes: return 384;
+  }
+  return 0;
+}
+
+// Bytes of a row's scales in a panel. Those of `shared` groups: of all 16 rows the first, then of all the second one.
+// After those of all groups, of 8 groups beside, one or two floats: likewise.
+struct ScaleBytes {
+  int first, second = 0, outer = 0;
+
+  constexpr int inner() const { return first + second; }
+};
+
+constexpr ScaleBytes bytes_of(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::half: return {2};
+    case Scaling::byte_minima: return {1, 1, 8};
+    case Scaling::byte_halves: return {1, 1, 4};
+    case Scaling::zero: return {4, 1};
+    case Scaling::whole: return {4};
+  }
+  return {0};
+}
+
+constexpr bool has_outer_scales(WeightKind kind) { return bytes_of(traits_of(kind).scaling).outer != 0; }
+
+// Columns of a matrix are a multiple of it.
+constexpr int64_t column_unit(WeightKind kind) {
+  return kGroup * (has_outer_scales(kind) ? kSuperGroups : traits_of(kind).shared);
+}
+
+constexpr int64_t code_bytes(WeightKind kind) { return bytes_of(traits_of(kind).codes); }
+
+constexpr int64_t inner_scale_bytes(WeightKind kind, int64_t groups) {  // of a panel
+  return groups / traits_of(kind).shared * bytes_of(traits_of(kind).scaling).inner() * kPanelRows;
+}
+
+constexpr int64_t scale_bytes(WeightKind kind, int64_t columns) {  // of a panel, padded
+  const int64_t groups = columns / kGroup;
+  const int64_t outer = groups / kSuperGroups * bytes_of(traits_of(kind).scaling).outer * kPanelRows;
+  return (inner_scale_bytes(kind, groups) + outer + 63) / 64 * 64;
+}
+
+constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
+  return scale_bytes(kind, columns) + columns / kGroup * code_bytes(kind);
+}
+
+constexpr int64_t lower_bytes(WeightKind kind, int64_t columns) {  // of a panel, beyond the last
+  return traits_of(kind).codes == Codes::planes ? columns / kGroup * 256 : 0;
+}
+
+constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+
+}  // namespace octavo

@@ -1,0 +1,177 @@
+"""Codes that checkpoints publish: weights and products to the last bit of their integers, whatever the scales."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix, QuantisedProduct, WeightKind
+
+FORMS = [("codes4", 32), ("codes4", 128), ("codes8", 32), ("codes8", 128)]  # and columns that share a scale
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    try:
+        return NativeLibrary(variant=request.param)
+    except LibraryError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def best() -> NativeLibrary:
+    return NativeLibrary()
+
+
+class Published:
+    """Random codes of ``form``, scales of a float type over many orders of magnitude, and zeros where it has them."""
+
+    def __init__(
+        self, form: str, rows: int, columns: int, group: int, scales: torch.dtype = torch.float16, seed: int = 0
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.form, self.group = form, group
+        shape = (rows, columns // group)
+        low, high = (0, 16) if form == "codes4" else (-128, 128)
+        codes = torch.randint(low, high, (rows, columns), generator=generator)
+        self.codes = codes.to(torch.uint8 if form == "codes4" else torch.int8)
+        signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+        self.scales = (signs * torch.empty(shape).uniform_(-9, 0, generator=generator).exp()).to(scales).float()
+        self.zeros = None
+        if form == "codes4":
+            self.zeros = torch.randint(0, 17, shape, generator=generator, dtype=torch.uint8)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """As float32, each rounded once."""
+        codes = self.codes.unflatten(1, (-1, self.group)).int()
+        if self.zeros is not None:
+            codes = codes - self.zeros.int()[..., None]
+        return (codes.float() * self.scales[..., None]).flatten(1)
+
+    def packed(self, library: NativeLibrary) -> QuantisedMatrix:
+        rows, columns = self.codes.shape
+        kernels = NativeKernels(library)
+        kind = kernels.kind(self.form, columns, self.group)
+        assert kind is not None
+        (matrix,) = kernels.matrices([kind], [rows], columns, torch.device("cpu"))
+        matrix.pack_codes(0, self.codes, self.scales, self.zeros)
+        return matrix
+
+
+def quantised_inputs(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as the products see it: int8 codes of 32 columns times their scale, in float64."""
+    groups = x.double().unflatten(-1, (-1, 32))
+    scales = (groups.abs().amax(-1, keepdim=True).float() / 127).double()
+    codes = (groups.float() * (1 / scales.float())).round().double()
+    return torch.where(scales > 0, codes * scales, 0.0).flatten(-2)
+
+
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("form", "group"), [*FORMS, ("codes4", 64), ("codes4", 768), ("codes8", 384)])
+def test_every_weight_is_its_code_times_its_scale_to_the_bit(
+    library: NativeLibrary, form: str, group: int, scales: torch.dtype
+) -> None:
+    published = Published(form, 33, 768, group, scales)
+    assert torch.equal(published.packed(library).unpack(torch.arange(33)), published.weights)
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 13])
+def test_products_are_those_of_the_quantised_input(
+    library: NativeLibrary, form: str, group: int, num_rows: int
+) -> None:
+    published = Published(form, 50, 768, group)
+    product = QuantisedProduct([published.packed(library)])
+    x = torch.randn(num_rows, 768, generator=torch.Generator().manual_seed(num_rows))
+    x[0, :32] = 0.0  # a group without a scale
+    expected = quantised_inputs(x) @ published.weights.double().T
+    assert (product.multiply(x) - expected).abs().max().item() < 2e-6 * expected.abs().max().item()
+
+
+def test_a_zero_far_from_the_codes_costs_no_digit(library: NativeLibrary) -> None:
+    """All codes are 15 and so is zero: taken from sums of floats, what is left would be rounding."""
+    published = Published("codes4", 16, 128, 128)
+    published.codes.fill_(15)
+    assert published.zeros is not None
+    published.zeros.fill_(15)
+    assert not QuantisedProduct([published.packed(library)]).multiply(torch.randn(3, 128)).any()
+
+
+@pytest.mark.parametrize(("form", "group"), FORMS)
+def test_c14_a_row_of_many_has_the_bits_it_has_alone(library: NativeLibrary, form: str, group: int) -> None:
+    product = QuantisedProduct([Published(form, 33, 2304, group).packed(library)])
+    x = torch.randn(221, 2304)
+    together = product.multiply(x)
+    for row in (0, 7, 8, 103, 104, 111, 112, 215, 216, 220):
+        assert torch.equal(product.multiply(x[row : row + 1])[0], together[row])
+
+
+def test_runs_of_whole_panels_fill_a_matrix_in_any_order(best: NativeLibrary) -> None:
+    published = Published("codes4", 70, 256, 128)
+    assert published.zeros is not None
+    matrix = QuantisedMatrix(best, WeightKind.CODES4_WIDE, 70, 256)
+    for first, last in ((48, 70), (0, 16), (16, 48)):
+        run = slice(first, last)
+        matrix.pack_codes(first, published.codes[run], published.scales[run], published.zeros[run], 2)
+    assert torch.equal(matrix.unpack(torch.arange(70)), published.weights)
+
+
+def test_codes_without_zeros_are_the_weights_by_themselves(best: NativeLibrary) -> None:
+    published = Published("codes4", 20, 64, 32)
+    published.zeros = None
+    assert torch.equal(published.packed(best).unpack(torch.arange(20)), published.weights)
+
+
+def test_wide_groups_take_fewer_bits(best: NativeLibrary) -> None:
+    kernels = NativeKernels(best)
+    bits = {}
+    for form, columns, group in [
+        ("codes4", 1024, 32),
+        ("codes4", 1024, 64),
+        ("codes4", 1024, 128),
+        ("codes4", 1024, 1024),
+        ("codes4", 192, 192),
+        ("codes8", 1024, 32),
+        ("codes8", 1024, 1024),
+    ]:
+        kind = kernels.kind(form, columns, group)
+        assert kind is not None
+        bits[form, group] = QuantisedMatrix(best, kind, 64, columns).nbytes * 8 / (64 * columns)
+    assert bits == {
+        ("codes4", 32): 5.25,
+        ("codes4", 64): 5.25,
+        ("codes4", 128): 4.3125,
+        ("codes4", 1024): 4.3125,
+        ("codes4", 192): 4 + (6 * 5 * 16 + 32) * 8 / (16 * 192),  # scales of 480 bytes, padded to 512
+        ("codes8", 32): 9.0,
+        ("codes8", 1024): 8.25,
+    }
+
+
+def test_columns_that_groups_do_not_divide_are_not_kept(best: NativeLibrary) -> None:
+    kernels = NativeKernels(best)
+    assert kernels.kind("codes4", 80) is None
+    assert kernels.kind("codes4", 192, 128) is None
+    assert kernels.kind("codes8", 96, 48) is None
+
+
+def test_what_the_kind_cannot_hold_is_refused(best: NativeLibrary) -> None:
+    matrix = QuantisedMatrix(best, WeightKind.CODES4_WIDE, 16, 256)
+    codes, scales, zeros = torch.ones(16, 256, dtype=torch.uint8), torch.ones(16, 2), torch.ones(16, 2).byte()
+    matrix.pack_codes(0, codes, scales, zeros)
+    with pytest.raises(ValueError, match=r"codes of 0 \.\. 15"):
+        matrix.pack_codes(0, 16 * codes, scales, zeros)
+    with pytest.raises(ValueError, match="not those of 256 columns"):
+        matrix.pack_codes(0, codes[:, :128].contiguous(), scales, zeros)
+    with pytest.raises(ValueError, match=r"\[16, groups\]"):
+        matrix.pack_codes(0, codes, scales, zeros[:, :1])
+    with pytest.raises(ValueError, match="float32"):
+        matrix.pack_codes(0, codes, scales.half(), zeros)
+    with pytest.raises(ValueError, match="check their values"):  # finer than the kind's
+        matrix.pack_codes(0, codes, scales.repeat(1, 2), zeros.repeat(1, 2))
+    with pytest.raises(ValueError, match="check their values"):  # which has none
+        QuantisedMatrix(best, WeightKind.CODES8, 16, 256).pack_codes(0, codes, scales, zeros)
+    with pytest.raises(ValueError, match="check their values"):  # which has codes of ggml
+        QuantisedMatrix(best, WeightKind.Q4_0, 16, 256).pack_codes(0, codes, scales)
