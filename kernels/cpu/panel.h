@@ -56,13 +56,28 @@ constexpr Factors factors_of(Scaling scaling) {
 
 constexpr int count_of(Factors factors) { return factors == Factors::one ? 1 : 2; }
 
+// A panel of `groups` groups, and where its parts begin.
+struct Panel {
+  const uint8_t* start;  // and its inner scales
+  const uint8_t* outer;
+  const uint8_t* codes;
+  const uint8_t* lower;
+  int64_t groups;
+};
+
+inline Panel panel_of(const QuantisedMatrix& matrix, int64_t index, int64_t columns) {
+  const uint8_t* start = matrix.panel(index, columns);
+  const int64_t groups = columns / kGroup;
+  return {start, start + inner_scale_bytes(matrix.kind, groups), start + scale_bytes(matrix.kind, columns),
+          matrix.lower(index, columns), groups};
+}
+
 template <WeightKind kind>
-inline void unpack_scales(const uint8_t* scales, int64_t groups, int64_t group, Float16* result) {
+inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   constexpr Traits traits = traits_of(kind);
   constexpr ScaleBytes sizes = bytes_of(traits.scaling);
-  const uint8_t* own = scales + group / traits.shared * sizes.inner() * kPanelRows;
-  [[maybe_unused]] const uint8_t* outer =
-      scales + inner_scale_bytes(kind, groups) + group / kSuperGroups * sizes.outer * kPanelRows;
+  const uint8_t* own = panel.start + group / traits.shared * (sizes.inner() * kPanelRows);
+  [[maybe_unused]] const uint8_t* outer = panel.outer + group / kSuperGroups * (sizes.outer * kPanelRows);
   if constexpr (traits.scaling == Scaling::half) {
     result[0] = halves(own);
   } else if constexpr (traits.scaling == Scaling::whole) {
@@ -90,28 +105,16 @@ struct Group {
   Float16 scales[count_of(factors)];
 };
 
-// A panel of `groups` groups.
-struct Panel {
-  const uint8_t* start;
-  const uint8_t* lower;
-  int64_t groups;
-};
-
-template <WeightKind kind>
-inline const uint8_t* codes_of(const Panel& panel, int64_t group) {
-  return panel.start + scale_bytes(kind, panel.groups * kGroup) + group * code_bytes(kind);
-}
-
 template <WeightKind kind>
 inline Group<kind> unpack_group(const Panel& panel, int64_t group) {
-  const uint8_t* codes = codes_of<kind>(panel, group);
+  const uint8_t* codes = panel.codes + group * code_bytes(kind);
   const uint8_t* lower = panel.lower + group * 256;
   Group<kind> result;
   unpack_pair<traits_of(kind).codes, 0>(codes, lower, result.quads);
   unpack_pair<traits_of(kind).codes, 1>(codes, lower, result.quads);
   unpack_pair<traits_of(kind).codes, 2>(codes, lower, result.quads);
   unpack_pair<traits_of(kind).codes, 3>(codes, lower, result.quads);
-  unpack_scales<kind>(panel.start, panel.groups, group, result.scales);
+  unpack_scales<kind>(panel, group, result.scales);
   return result;
 }
 

@@ -62,7 +62,7 @@ template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_halves(const Weights& weights, const InputGroup* inputs,
                                                       Float16* totals) {
   static_assert(Weights::offset == 32);
-  Int16 sums[kRows];
+  Int16 sums[kRows] = {};
   repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(inputs[m].minus_32_first); });
   add_quads<0, 4, kRows>(weights.quads, inputs, sums);
   Float16 first[kRows];
@@ -286,10 +286,6 @@ void with_kind(WeightKind kind, const Work& work) {
   with_kind(kind, work, std::make_integer_sequence<int32_t, kNumKinds>());
 }
 
-Panel panel_of(const QuantisedMatrix& matrix, int64_t index, int64_t columns) {
-  return {matrix.panel(index, columns), matrix.lower(index, columns), columns / kGroup};
-}
-
 void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t first,
                     int64_t last, float* output, int64_t output_stride) {
   const Panel panel = panel_of(matrix, index, rows.columns);
@@ -303,7 +299,7 @@ void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const Quantise
 bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t row, const float* slack,
                float least) {
   const Panel panel = panel_of(matrix, index, rows.columns);
-  const uint8_t* codes = panel.start + scale_bytes(WeightKind::q8_planes, rows.columns);
+  const uint8_t* codes = panel.codes;
   Float16 most = {};
   for (int64_t group = 0; group < panel.groups; ++group, codes += 256) {
     const InputGroup& input = rows.at(row, group);
