@@ -42,6 +42,8 @@ class Choices:
         device = _choose_device(config.device)
         checkpoint = resolve_checkpoint(config.model, revision=config.revision)
         spec = checkpoint.read_spec()
+        max_model_len = _choose_max_model_len(config, spec)
+        spec = spec.for_length(max_model_len)
         dtype = _choose_dtype(config.dtype, spec, device)
         backend, warnings = _choose_backend(device, config.deterministic)
         if config.max_num_batched_tokens < config.max_num_seqs:
@@ -68,7 +70,7 @@ class Choices:
             dtype=dtype,
             kv_dtype=kv_dtype,
             kv_dtype_name=kv_dtype_name,
-            max_model_len=_choose_max_model_len(config, spec),
+            max_model_len=max_model_len,
             backend=backend,
             forms=forms,
             warnings=(*warnings, *_check_columns(forms, spec)),

@@ -10,6 +10,7 @@ from gguf.constants import GGMLQuantizationType
 from models.errors import CheckpointError
 from models.fields import Fields
 from models.gguf_file import GGUFFile, GGUFTensor
+from models.gguf_rope import gguf_rope_scaling
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -45,8 +46,11 @@ def gguf_values(file: GGUFFile) -> dict[str, object]:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["attention_bias"] = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     values["attention_output_bias"] = "blk.0.attn_output.bias" in file.tensors
+    values["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
     values["dtype"] = _STORED_DTYPES.get(projection.quantization, "float32")
-    values[_SCALING] = _rope_scaling(file, prefix)
+    values[_SCALING] = gguf_rope_scaling(file, prefix)
+    if values.get("sliding_window") == 0:  # how Phi 4 says that it has none
+        del values["sliding_window"]
     if (rotary_dim := file.metadata.get(f"{prefix}rope.dimension_count")) is not None:
         values["rotary_dim"] = rotary_dim
     tokenizer = Fields(file.metadata, str(file.path))
@@ -65,16 +69,6 @@ def gguf_fields(file: GGUFFile, values: dict[str, object]) -> Fields:
     if head_dim is not None and file.metadata.get(f"{prefix}attention.value_length", head_dim) != head_dim:
         raise fields.error("head_dim", f"is {head_dim} and that of values another, which is not supported")
     return fields
-
-
-def _rope_scaling(file: GGUFFile, prefix: str) -> dict[str, object] | None:
-    factors = file.tensors.get("rope_freqs.weight")
-    if factors is not None and factors.quantization is GGMLQuantizationType.F32:
-        return {"rope_type": "factors", "factors": factors.data.view("<f4").tolist()}
-    kind = file.metadata.get(f"{prefix}rope.scaling.type")
-    if kind in (None, "none"):
-        return None
-    return {"rope_type": kind, "factor": file.metadata.get(f"{prefix}rope.scaling.factor")}
 
 
 def _tensor(file: GGUFFile, *names: str) -> GGUFTensor:

@@ -16,6 +16,7 @@ from models.families.gemma3 import GEMMA3
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
 from models.families.qwen3 import QWEN3
+from models.families.rope import check_rope
 from models.fields import Fields
 from models.gguf_description import gguf_fields, gguf_values
 from models.gguf_file import GGUFFile
@@ -77,6 +78,9 @@ def _completed(family: Family, fields: Fields, bos: tuple[int, ...], eos: tuple[
         eos_token_ids=eos,
         checkpoint_dtype=str(dtype) if dtype in _DTYPES else "float32",
     )
+    for rope in {id(layer.rope): layer.rope for layer in spec.layers}.values():
+        if rope is not None:
+            check_rope(rope, spec.head_dim, fields.source)
     for token_id in (*eos, *bos[:1]):
         if not 0 <= token_id < spec.vocab_size:
             raise CheckpointError(

@@ -7,7 +7,7 @@ or GGUF metadata by ``models.registry``. A family is a way to fill this in: what
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class NormKind(enum.StrEnum):
@@ -45,17 +45,26 @@ class Parallel(enum.StrEnum):
 class RopeSpec:
     """Rotary position embedding of one layer kind.
 
-    ``theta`` is the base; ``scaling`` names a rule ("default", "linear", "llama3", "factors"); ``parameters`` holds the
-    rule's numbers under the names that Hugging Face configs use (``factor``, ``low_freq_factor`` and so on). The rule
-    "factors" divides each of the frequencies by its own ``frequency_factors``, as GGUF files store them. ``dim`` is how
-    many elements of a head turn, the first ones; None: all.
+    ``theta`` is the base; ``scaling`` names a rule of ``models.rotary``; ``parameters`` holds the rule's numbers under
+    the names that Hugging Face configs use (``factor``, ``low_freq_factor`` and so on). ``frequency_factors`` divide
+    each of the frequencies, and ``long_factors`` do it instead of them where there are any: those are for servers of
+    contexts longer than ``original_max_position_embeddings``, see `for_length`. Cosines and sines are multiplied by
+    ``attention_factor``. ``dim`` is how many elements of a head turn, the first ones; None: all.
     """
 
     theta: float
     scaling: str = "default"
     parameters: dict[str, float] = field(default_factory=dict)
     frequency_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
     dim: int | None = None
+
+    def for_length(self, max_length: int) -> RopeSpec:
+        """The rule for a server of up to ``max_length`` tokens: the same at every position, whoever else is served."""
+        if not self.long_factors or max_length > self.parameters["original_max_position_embeddings"]:
+            return self
+        return replace(self, long_factors=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,10 @@ class LayerSpec:
     window: int | None
     rope: RopeSpec | None
     is_sparse: bool = False
+
+    def for_length(self, max_length: int) -> LayerSpec:
+        """See `ModelSpec.for_length`."""
+        return self if self.rope is None else replace(self, rope=self.rope.for_length(max_length))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +139,7 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    def for_length(self, max_length: int) -> ModelSpec:
+        """The same model for a server of up to ``max_length`` tokens, where a rope rule asks for that; see RopeSpec."""
+        return replace(self, layers=tuple(layer.for_length(max_length) for layer in self.layers))

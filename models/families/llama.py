@@ -14,7 +14,7 @@ from models.families.names import (
     interleaved_key,
     interleaved_query,
 )
-from models.families.rope import read_rope
+from models.families.rope import longest_length, read_rope
 from models.fields import Fields
 from models.spec import LayerSpec, ModelSpec
 from models.tensor_names import TensorNames
@@ -24,7 +24,8 @@ def read_llama(fields: Fields) -> ModelSpec:
     """A Llama; other families change what differs."""
     fields.refuse_unless("num_local_experts", 0)
     heads = read_heads(fields)
-    layer = LayerSpec(fields.optional_integer("sliding_window"), read_rope(fields, head_dim=heads.dim))
+    rope = read_rope(fields, head_dim=heads.dim)
+    layer = LayerSpec(fields.optional_integer("sliding_window"), rope)
     has_bias = fields.flag("attention_bias", default=False)
     return ModelSpec(
         architecture="llama",
@@ -34,7 +35,7 @@ def read_llama(fields: Fields) -> ModelSpec:
         num_kv_heads=heads.num_kv,
         head_dim=heads.dim,
         vocab_size=fields.integer("vocab_size"),
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=longest_length(fields, rope),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         layers=(layer,) * fields.layer_count(),
         attention_scale=heads.dim**-0.5,

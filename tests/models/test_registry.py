@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+DYNAMIC: dict[str, Any] = {"type": "dynamic", "factor": 2.0}
+LLAMA3_ROPE: dict[str, Any] = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LONGROPE: dict[str, Any] = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 GEMMA3: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "hidden_size": 64,
@@ -132,6 +137,32 @@ def test_a_missing_key_is_named(key: str) -> None:
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
         (LLAMA | {"rope_scaling": {"type": "su"}}, "rope_scaling is of type 'su'"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "the key 'factor' is missing"),
+        (
+            LLAMA | {"rope_scaling": {"type": "dynamic", "factor": -2.0}},
+            "factor should be a positive number and is -2.0",
+        ),
+        (LLAMA | {"rope_scaling": DYNAMIC | {"alpha": 1000.0}}, "alpha is 1000.0, which is not supported"),
+        (
+            LLAMA | {"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 1.0}},
+            "high_freq_factor should be above low_freq_factor, 1.0",
+        ),
+        (LLAMA | {"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast should not be below beta_slow, 1.0"),
+        (LLAMA | {"rope_scaling": YARN | {"truncate": 1}}, "truncate should be true or false and is 1"),
+        (LLAMA | {"rope_scaling": YARN | {"mscale": "1"}}, "mscale should be a positive number and is '1'"),
+        (
+            LLAMA | {"rope_scaling": YARN | {"original_max_position_embeddings": 1}},
+            "original_max_position_embeddings is 1.0, shorter than any context",
+        ),
+        (LLAMA | {"rope_scaling": LONGROPE | {"long_factor": 2.0}}, "long_factor should be a list of positive numbers"),
+        (LLAMA | {"rope_scaling": LONGROPE | {"short_factor": None}}, "the key 'short_factor' is missing"),
+        (
+            LLAMA | {"rope_scaling": LONGROPE | {"long_factor": [1.0] * 7}},
+            "7 rope factors are not one for each of 8 pairs",
+        ),
+        (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention is {'rope_theta': 1.0}"),
+        (LLAMA | {"rope_theta": 1.0}, "the rope base 1.0 should be above 1"),
+        (LLAMA | {"partial_rotary_factor": 0.2}, "3 elements of heads of 16 cannot turn in pairs"),
+        (LLAMA | {"partial_rotary_factor": 1.5}, "24 elements of heads of 16 cannot turn in pairs"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id should be a token id or a list of them and is '</s>'"),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which is not supported"),
@@ -146,9 +177,7 @@ def test_what_cannot_be_served_is_named(config: dict[str, object], problem: str)
 
 
 def test_the_unsupported_message_lists_what_is_supported() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"LlamaForCausalLM, MistralForCausalLM, Gemma3ForCausalLM.*gemma3 \(GGUF\)"
-    ):
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM, .*Gemma3ForCausalLM.*gemma3 \(GGUF\)"):
         spec_from_config({"architectures": ["Nothing"]})
 
 
@@ -180,7 +209,12 @@ def test_the_default_model_has_the_published_shapes(default_gguf: Path) -> None:
 
 
 def write_llama_gguf(
-    path: Path, *, architecture: str = "llama", scaling: str | None = None, factors: bool = False
+    path: Path,
+    *,
+    architecture: str = "llama",
+    scaling: str | None = None,
+    factors: type[np.floating[Any]] | None = None,
+    **scaling_numbers: float,
 ) -> GGUFFile:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(512)
@@ -197,10 +231,12 @@ def write_llama_gguf(
     if scaling is not None:
         writer.add_string(f"{architecture}.rope.scaling.type", scaling)
         writer.add_rope_scaling_factor(4.0)
+    for key, number in scaling_numbers.items():
+        writer.add_float32(f"{architecture}.rope.scaling.{key}", number)
     writer.add_tensor("token_embd.weight", np.zeros((300, 64), np.float16))
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((64, 64), np.float16))
-    if factors:
-        writer.add_tensor("rope_freqs.weight", np.array([1, 1, 1, 1, 2, 2, 4, 8], np.float32))
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array([1, 1, 1, 1, 2, 2, 4, 8], factors))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -220,10 +256,32 @@ def test_a_llama_gguf_becomes_its_spec(tmp_path: Path) -> None:
 def test_rotary_scaling_of_a_gguf_is_read(tmp_path: Path) -> None:
     linear = spec_from_gguf(write_llama_gguf(tmp_path / "linear.gguf", scaling="linear"))
     assert linear.layers[0].rope == RopeSpec(10_000.0, "linear", {"factor": 4.0})
-    factors = spec_from_gguf(write_llama_gguf(tmp_path / "factors.gguf", factors=True))
+    factors = spec_from_gguf(write_llama_gguf(tmp_path / "factors.gguf", factors=np.float32))
     assert factors.layers[0].rope.frequency_factors == (1, 1, 1, 1, 2, 2, 4, 8)
+    yarn = spec_from_gguf(write_llama_gguf(tmp_path / "yarn.gguf", scaling="yarn", original_context_length=128))
+    assert yarn.layers[0].rope == RopeSpec(
+        10_000.0,
+        "yarn",
+        {
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": True,
+        },
+        attention_factor=0.1 * math.log(4.0) + 1.0,
+    )
+
+
+def test_rotary_scaling_of_a_gguf_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.type is of type 'su'"):
         spec_from_gguf(write_llama_gguf(tmp_path / "su.gguf", scaling="su"))
+    with pytest.raises(CheckpointError, match=r"llama\.rope\.scaling\.attn_factor is 2\.0, which is not supported"):
+        spec_from_gguf(write_llama_gguf(tmp_path / "factor.gguf", scaling="yarn", attn_factor=2.0))
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight and llama\.rope\.scaling\.type 'yarn' together"):
+        spec_from_gguf(write_llama_gguf(tmp_path / "both.gguf", scaling="yarn", factors=np.float32))
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' is F16 and should be F32"):
+        spec_from_gguf(write_llama_gguf(tmp_path / "half.gguf", factors=np.float16))
 
 
 def test_an_unknown_gguf_architecture_is_named(tmp_path: Path) -> None:

@@ -43,11 +43,13 @@ def make_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     return make
 
 
-def load(path: Path) -> CausalLM:
+def load(path: Path, max_model_len: int | None = None) -> CausalLM:
     """Our model of a checkpoint, in float32 on CPUs."""
     checkpoint = resolve_checkpoint(str(path))
+    spec = checkpoint.read_spec()
     backend, _ = choose_backend(CPU)
-    return load_model(checkpoint, checkpoint.read_spec(), device=CPU, dtype=torch.float32, backend=backend)
+    spec = spec.for_length(max_model_len or spec.max_position)
+    return load_model(checkpoint, spec, device=CPU, dtype=torch.float32, backend=backend)
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def agrees(paged_logits: Any) -> Agreement:
     """``agrees(path, case, expected, chunk=)``: logits of prompts and of decode steps over pages, and greedy tokens."""
 
     def check(path: Path, case: FamilyCase, expected: Expected, *, chunk: int, tolerance: float = TOLERANCE) -> None:
-        model = load(path)
+        model = load(path, case.max_model_len)
         prompts = case.prompts
         rows = [list(range(len(prompt))) for prompt in prompts]
         ours = paged_logits(model, prompts, rows, chunk=chunk, dtype=torch.float32)

@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
 class FamilyCase:
     """``config`` is added to `COMMON` for the class of ``model_type``; keys whose value is None are left out of it.
 
-    ``by_token``: see the oracle.
+    ``by_token``: see the oracle. ``max_model_len``: of the server, where a rope rule asks for that.
     ``lengths``: of the prompts, long enough to cross every window and every rule of the positions.
     """
 
@@ -36,6 +36,7 @@ class FamilyCase:
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
     by_token: bool = False
+    max_model_len: int | None = None
     lengths: tuple[int, ...] = (1, 23, 90)
     num_steps: int = 20
 

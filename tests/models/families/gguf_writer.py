@@ -26,8 +26,12 @@ def write_gguf(
     *,
     change: Change = lambda name, values, config: values,
     keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, list[float]] | None = None,
 ) -> Path:
-    """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix."""
+    """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix.
+
+    ``tensors`` are more of these, by their names in the file.
+    """
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config["max_position_embeddings"])
@@ -55,8 +59,21 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(change(name, values, config), dtype=np.float32))
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, np.array(numbers, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def interleaved_heads(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    """As llama.cpp's converter stores Llamas: the rows of each query and key head so that neighbours turn together."""
+    if ".q_proj." in name:
+        heads = config["num_attention_heads"]
+    elif ".k_proj." in name:
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    else:
+        return values
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
