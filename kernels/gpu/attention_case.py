@@ -77,6 +77,8 @@ BF16, FP16, FP32, INT8, FP8 = torch.bfloat16, torch.float16, torch.float32, torc
 CASES = (
     AttentionCase(64, 8, BF16, BF16),
     AttentionCase(64, 1, FP16, INT8, block_size=32, window=1024, has_sinks=True),
+    AttentionCase(80, 1, BF16, BF16),
+    AttentionCase(80, 4, BF16, INT8, has_softcap=True),
     AttentionCase(96, 4, BF16, FP8, window=1024),
     AttentionCase(96, 8, FP16, FP16, block_size=64, has_softcap=True),
     AttentionCase(128, 4, BF16, BF16),

@@ -271,7 +271,7 @@ def variants() -> list[Variant]:
         listed.append(_variant(case, has_norms=False, rotary_dim=0))
         listed.append(_variant(case, has_norms=index % 2 == 0, rotary_dim=case.head_dim))
         if index % 3 == 0:
-            listed.append(_variant(case, has_norms=index % 2 == 0, rotary_dim=case.head_dim // 4))
+            listed.append(_variant(case, has_norms=index % 2 == 0, rotary_dim=case.head_dim // 32 * 16))
     return listed
 
 

@@ -89,6 +89,7 @@ SAMPLE = [
     "store_kv:256:bfloat16/bfloat16:norm+rotary@sm_80",
     "store_kv:256:bfloat16/float8_e4m3fn:norm+rotary@sm_90",
     "store_kv:128:bfloat16/bfloat16:plain@sm_90",
+    "store_kv:128:bfloat16/bfloat16:norm+rotary64@sm_90",
     "decode:128:g4:float32/int8:plain@sm_80",
     "decode:128:g4:float32/float32:window@sm_80",
     "prefill:128:g4:float32/float32:window@sm_90",

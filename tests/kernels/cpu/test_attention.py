@@ -33,7 +33,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize("block_size", [16, 32])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(2, 2), (8, 2), (8, 1)])
 def test_matches_the_reference_on_a_ragged_mix(backend, batch_of, head_dim, num_q_heads, num_kv_heads, block_size):
     batch = batch_of(
@@ -43,7 +43,7 @@ def test_matches_the_reference_on_a_ragged_mix(backend, batch_of, head_dim, num_
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 80])
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 96])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(2, 2), (8, 2), (8, 1)])
 def test_16_bit_tensors_lose_only_roundings_to_their_dtype(
     backend, batch_of, dtype, head_dim, num_q_heads, num_kv_heads
@@ -77,7 +77,7 @@ def test_products_of_bfloat16_numbers_are_as_good_as_the_pages(native, batch_of,
 
 @pytest.mark.parametrize("pages_dtype", QUANTISED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize("head_dim", [20, 64, 80, 96])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(2, 2), (8, 2)])
 def test_quantised_pages_read_as_scale_times_code(
     backend, batch_of, head_dim, num_q_heads, num_kv_heads, dtype, pages_dtype

@@ -51,9 +51,12 @@ def test_dtypes_equal_the_reference_with_the_tiles_a_gpu_gets(
     batch.check(prefill(batch, tile=None))
 
 
-@pytest.mark.parametrize(("head_dim", "group"), [(80, 7), (96, 5), (16, 24)])
-def test_sizes_that_are_no_powers_of_two_are_padded(head_dim: int, group: int, make_batch: Callable) -> None:
-    batch = make_batch([12, 40], [12, 5], num_q_heads=group, head_dim=head_dim)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("head_dim", "group"), [(80, 7), (96, 5), (16, 24), (24, 3)])
+def test_sizes_that_are_no_powers_of_two_are_padded(
+    head_dim: int, group: int, pages_dtype: torch.dtype, make_batch: Callable
+) -> None:
+    batch = make_batch([12, 40], [12, 5], num_q_heads=group, head_dim=head_dim, pages_dtype=pages_dtype)
     batch.check(prefill(batch))
 
 
