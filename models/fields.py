@@ -35,6 +35,10 @@ class Fields:
         """The value, or None when it is missing or null."""
         return self._values.get(key)
 
+    def has(self, key: str) -> bool:
+        """Whether the key is there, if only to say null."""
+        return key in self._values
+
     def part(self, key: str) -> Fields | None:
         """The fields of an object under ``key``."""
         value = self.get(key)
@@ -48,6 +52,13 @@ class Fields:
         """The same, but for keys that mean nothing in this family."""
         values = {key: value for key, value in self._values.items() if key not in keys}
         return Fields(values, self.source, self._names, is_gguf=self.is_gguf)
+
+    def renamed(self, names: Mapping[str, str]) -> Fields:
+        """The same for a family whose ``config.json`` has other ``names`` for some keys; GGUF files have none such."""
+        if self.is_gguf:
+            return self
+        values = dict(self._values) | {key: self._values[name] for key, name in names.items() if name in self._values}
+        return Fields(values, self.source, {**self._names, **names})
 
     def error(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {self._names.get(key, key)} {problem}")

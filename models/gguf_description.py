@@ -29,6 +29,11 @@ _KEYS = {
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "use_parallel_residual": "use_parallel_residual",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
@@ -47,6 +52,7 @@ def gguf_values(file: GGUFFile) -> dict[str, object]:
     values["attention_bias"] = "blk.0.attn_q.bias" in file.tensors or "blk.0.attn_qkv.bias" in file.tensors
     values["attention_output_bias"] = "blk.0.attn_output.bias" in file.tensors
     values["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+    values["layer_tensors"] = [name.removeprefix("blk.0.") for name in file.tensors if name.startswith("blk.0.")]
     values["dtype"] = _STORED_DTYPES.get(projection.quantization, "float32")
     values[_SCALING] = gguf_rope_scaling(file, prefix)
     if values.get("sliding_window") == 0:  # how Phi 4 says that it has none

@@ -11,18 +11,39 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from models.errors import CheckpointError
+from models.families.falcon import FALCON
 from models.families.family import Family
+from models.families.gemma import GEMMA
+from models.families.gemma2 import GEMMA2
 from models.families.gemma3 import GEMMA3
+from models.families.gpt2 import GPT2
+from models.families.gpt_neox import GPT_NEOX
+from models.families.granite import GRANITE
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
+from models.families.olmo2 import OLMO2
 from models.families.qwen3 import QWEN3
 from models.families.rope import check_rope
+from models.families.stablelm import STABLELM
 from models.fields import Fields
 from models.gguf_description import gguf_fields, gguf_values
 from models.gguf_file import GGUFFile
 from models.spec import ModelSpec
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN3, GEMMA3)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    GRANITE,
+    GPT2,
+    GPT_NEOX,
+    STABLELM,
+    FALCON,
+)
 _DTYPES = ("float32", "bfloat16", "float16")
 
 

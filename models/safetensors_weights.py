@@ -35,7 +35,7 @@ def load_safetensors(files: tuple[Path, ...], places: Places, report: Callable[[
 def _part(values: torch.Tensor, placement: Placement) -> torch.Tensor:
     if placement.expert is not None:
         values = values[placement.expert]
-    if placement.is_transposed:
+    if placement.is_transposed and values.ndim == 2:
         values = values.T
     if placement.rows is None:
         return values

@@ -24,7 +24,7 @@ class Placement:
     """What a stored tensor, or a part of it, becomes.
 
     ``name`` is that of the parameter. The part is taken in this order: ``expert``, an index into the first dimension;
-    ``is_transposed``, whether the file has columns first; ``rows`` of what is left, in their order.
+    ``is_transposed``, whether the file has columns of a matrix first; ``rows`` of what is left, in their order.
     """
 
     name: str
@@ -44,18 +44,20 @@ class TensorNames:
     ``top`` and ``layer`` map names without their ending (".weight", ".bias") to a parameter's without it, or to how the
     tensor is cut; names of ``layer`` begin after ``layer_prefix`` and the layer's number. A whole name is looked up
     first, and becomes a whole one. A ``*`` stands for the number of an expert. Tensors whose names end in one of
-    ``ignored`` hold nothing that is not computed.
+    ``ignored`` hold nothing that is not computed. Names begin with ``root`` in some checkpoints and not in others.
     """
 
     layer_prefix: str
     top: Mapping[str, str]
     layer: Mapping[str, str | Cut]
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    root: str = ""
 
     def placements(self, name: str, spec: ModelSpec) -> tuple[Placement, ...] | None:
         """Where the tensor ``name`` goes; nowhere if it is ignored; None if the family has no such tensor."""
         if name.endswith(self.ignored):
             return ()
+        name = name.removeprefix(self.root)
         stem, _, ending = name.rpartition(".")
         if stem in self.top:
             is_tied_head = spec.tied_embeddings and self.top[stem] == "lm_head"

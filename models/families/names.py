@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from models.spec import ModelSpec
-from models.tensor_names import Placement, TensorNames
+from models.tensor_names import Cut, Placement, TensorNames
 
 TOP = {"model.embed_tokens": "model.embed_tokens", "model.norm": "model.norm", "lm_head": "lm_head"}
 ATTENTION = {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
@@ -35,6 +35,7 @@ GGUF_ATTENTION = {
 }
 GGUF_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 GGUF_GATED_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+GGUF_PLAIN_MLP = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 GGUF_NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 GGUF_NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 GGUF_NORMS_AROUND = {
@@ -46,12 +47,29 @@ GGUF_NORMS_AROUND = {
 GGUF_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def gguf_names(*layers: dict[str, str]) -> TensorNames:
+def gguf_names(*layers: Mapping[str, str | Cut]) -> TensorNames:
     """Names of a GGUF file whose layers have the tensors of all ``layers``."""
-    layer: dict[str, str] = {}
+    layer: dict[str, str | Cut] = {}
     for some in layers:
         layer |= some
     return TensorNames("blk.", GGUF_TOP, layer, ignored=GGUF_IGNORED)
+
+
+def grouped_qkv(spec: ModelSpec) -> Iterator[Placement]:
+    """One tensor whose rows are, for each key head, its query heads, the key head itself and its value head."""
+    group = spec.num_q_heads // spec.num_kv_heads
+    heads = np.arange(spec.num_kv_heads * (group + 2) * spec.head_dim).reshape(spec.num_kv_heads, group + 2, -1)
+    yield Placement("self_attn.q_proj", rows=heads[:, :group].reshape(-1))
+    yield Placement("self_attn.k_proj", rows=heads[:, group].reshape(-1))
+    yield Placement("self_attn.v_proj", rows=heads[:, group + 1].reshape(-1))
+
+
+def stacked_qkv(spec: ModelSpec) -> Iterator[Placement]:
+    """One tensor of all query rows, then all key rows, then all value rows."""
+    start = 0
+    for name, heads in (("q", spec.num_q_heads), ("k", spec.num_kv_heads), ("v", spec.num_kv_heads)):
+        yield Placement(f"self_attn.{name}_proj", rows=slice(start, start + heads * spec.head_dim))
+        start += heads * spec.head_dim
 
 
 def heads_in_halves(name: str, num_heads: int, head_dim: int) -> Placement:

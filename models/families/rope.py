@@ -25,20 +25,38 @@ def read_rope(
     *,
     default_theta: float = 10_000.0,
     head_dim: int | None = None,
+    default_part: float = 1.0,
     aliases: Mapping[str, str] = _NO_ALIASES,
 ) -> RopeSpec:
     """The rope of a model that has one, from ``rope_theta`` and ``rope_scaling`` or the newer ``rope_parameters``.
 
-    ``head_dim``: of a family that turns only part of it where ``partial_rotary_factor`` says so. ``aliases``: what a
-    family calls rules.
+    ``head_dim``: of a family that turns only part of it where ``partial_rotary_factor`` says so; ``default_part`` of it
+    where that is missing. ``aliases``: what a family calls rules.
     """
     scaling = fields.part("rope_parameters") or fields.part("rope_scaling")
     rope = scaled_rope(fields, fields.number("rope_theta", default_theta), scaling, aliases)
     if head_dim is None:
         return rope
-    factor = (scaling or fields).number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    factor = (scaling or fields).number("partial_rotary_factor", fields.number("partial_rotary_factor", default_part))
     dim = fields.integer("rotary_dim", int(head_dim * factor))
     return rope if dim == head_dim else rope_of_dim(rope, dim)
+
+
+def read_ropes(
+    fields: Fields, *, default_theta: float = 10_000.0, local_theta: float | None = None
+) -> tuple[RopeSpec, RopeSpec]:
+    """Of layers that see everything, and of those that slide, whose base is ``local_theta`` if there is one.
+
+    Only full layers are ever scaled, unless each kind has its own description.
+    """
+    theta = fields.number("rope_theta", default_theta)
+    local = fields.optional_number("rope_local_base_freq") or local_theta
+    parameters = fields.part("rope_parameters")
+    if parameters is not None and (parameters.get("full_attention") or parameters.get("sliding_attention")):
+        full = scaled_rope(fields, theta, parameters.part("full_attention"))
+        return full, scaled_rope(fields, local or theta, parameters.part("sliding_attention"))
+    full = read_rope(fields, default_theta=default_theta)
+    return full, RopeSpec(local or full.theta)
 
 
 def rope_of_dim(rope: RopeSpec, dim: int) -> RopeSpec:

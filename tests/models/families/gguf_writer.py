@@ -27,31 +27,42 @@ def write_gguf(
     change: Change = lambda name, values, config: values,
     keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, list[float]] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix.
 
-    ``tensors`` are more of these, by their names in the file.
+    ``tensors`` are more of these, by their names in the file. ``config`` holds what the directory's own calls
+    otherwise, or leaves out.
     """
-    config = json.loads((directory / "config.json").read_text())
+    config = json.loads((directory / "config.json").read_text()) | (config or {})
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config.get("num_key_value_heads") or config["num_attention_heads"])
+    if config.get("num_key_value_heads"):
+        writer.add_head_count_kv(config["num_key_value_heads"])
     if config.get("head_dim"):
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     if "rms_norm_eps" in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if eps := config.get("layer_norm_eps") or config.get("layer_norm_epsilon"):
+        writer.add_layer_norm_eps(eps)
     theta = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta")
     if theta is not None:
         writer.add_rope_freq_base(theta)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     for key, value in (keys or {}).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
         add[type(value)](f"{architecture}.{key}", value)
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
