@@ -112,4 +112,5 @@ FALCON = Family(
             "attn_output": "self_attn.o_proj",
         },
     ),
+    complete_gguf=_complete_gguf,
 )

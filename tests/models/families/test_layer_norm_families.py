@@ -1,0 +1,302 @@
+"""GPT-2, GPT-NeoX, StableLM and Falcon give what transformers' classes of these names give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from models.errors import CheckpointError
+from models.registry import spec_from_config
+from models.spec import LayerSpec, NormKind, Parallel, RopeSpec
+from tests.models.families.family_case import Expected, FamilyCase
+from tests.models.families.gguf_writer import Array, write_gguf
+
+CASES = {
+    case.name: case
+    for case in [
+        FamilyCase("gpt2", "gpt2", {"intermediate_size": None}),
+        FamilyCase(
+            "gpt2 untied and unscaled",
+            "gpt2",
+            {
+                "intermediate_size": None,
+                "n_inner": 80,
+                "layer_norm_epsilon": 1e-2,
+                "scale_attn_weights": False,
+                "activation_function": "gelu",
+                "tie_word_embeddings": False,
+            },
+        ),
+        FamilyCase("gpt neox", "gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 100.0, "layer_norm_eps": 1e-2}),
+        FamilyCase("gpt neox in sequence", "gpt_neox", {"use_parallel_residual": False}),
+        FamilyCase(
+            "gpt neox without biases",
+            "gpt_neox",
+            {"attention_bias": False, "rotary_pct": 1.0, "hidden_act": "gelu_fast"},
+        ),
+        FamilyCase(
+            "stablelm", "stablelm", {"num_key_value_heads": 2, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
+        ),
+        FamilyCase(
+            "stablelm side by side",
+            "stablelm",
+            {"num_key_value_heads": 4, "use_parallel_residual": True, "layer_norm_eps": 1e-2, "rope_theta": 100.0},
+        ),
+        FamilyCase("falcon", "falcon", {"intermediate_size": None}),
+        FamilyCase(
+            "falcon of two norms",
+            "falcon",
+            {
+                "intermediate_size": None,
+                "new_decoder_architecture": True,
+                "num_kv_heads": 2,
+                "ffn_hidden_size": 96,
+                "bias": True,
+                "tie_word_embeddings": False,
+            },
+        ),
+        FamilyCase(
+            "falcon of one norm and groups",
+            "falcon",
+            {
+                "intermediate_size": None,
+                "new_decoder_architecture": True,
+                "num_ln_in_parallel_attn": 1,
+                "num_kv_heads": 2,
+            },
+        ),
+        FamilyCase(
+            "falcon in sequence", "falcon", {"intermediate_size": None, "multi_query": False, "parallel_attn": False}
+        ),
+    ]
+}
+GPT2_SMALL: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "vocab_size": 50257,
+}
+PYTHIA_160M: dict[str, Any] = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "hidden_act": "gelu",
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "use_parallel_residual": True,
+    "vocab_size": 50304,
+}
+STABLELM_2_1_6B: dict[str, Any] = {
+    "architectures": ["StableLmForCausalLM"],
+    "bos_token_id": 100257,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 5632,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 4096,
+    "model_type": "stablelm",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 32,
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "use_qkv_bias": True,
+    "vocab_size": 100352,
+}
+FALCON_7B: dict[str, Any] = {
+    "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["FalconForCausalLM"],
+    "attention_dropout": 0.0,
+    "bias": False,
+    "bos_token_id": 11,
+    "eos_token_id": 11,
+    "hidden_dropout": 0.0,
+    "hidden_size": 4544,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 71,
+    "num_hidden_layers": 32,
+    "parallel_attn": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 65024,
+}
+
+
+@pytest.fixture(scope="module")
+def directories(make_checkpoints: Any) -> dict[str, Path]:
+    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
+    return checkpoints
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize("chunk", [7, 90])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    name: str, chunk: int, directories: dict[str, Path], agrees: Any
+) -> None:
+    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize(
+    ("name", "root", "masks"),
+    [
+        ("gpt2", "transformer.", ("h.1.attn.bias", "h.1.attn.masked_bias")),
+        (
+            "gpt neox",
+            "",
+            (
+                "gpt_neox.layers.1.attention.bias",
+                "gpt_neox.layers.1.attention.masked_bias",
+                "gpt_neox.layers.1.attention.rotary_emb.inv_freq",
+            ),
+        ),
+    ],
+)
+def test_older_files_hold_masks_that_are_computed_and_some_leave_out_the_first_part_of_names(
+    name: str, root: str, masks: tuple[str, ...], directories: dict[str, Path], agrees: Any, tmp_path: Path
+) -> None:
+    weights = load_file(directories[name] / "model.safetensors")
+    renamed = {key.removeprefix(root): values for key, values in weights.items()}
+    assert root == "" or not weights.keys() & renamed.keys()
+    save_file(renamed | {mask: np.zeros((1, 1, 4, 4), np.float32) for mask in masks}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((directories[name] / "config.json").read_text())
+    agrees(tmp_path, CASES[name], Expected.read(directories[name]), chunk=90)
+
+
+def stored(name: str, values: Array, config: Mapping[str, Any]) -> Array:
+    """As llama.cpp's converter stores it: GPT-2's matrices with rows first, all query rows before the key rows."""
+    if config["model_type"] == "gpt2" and ".c_" in name and values.ndim == 2:
+        return values.T
+    if "query_key_value" not in name:
+        return values
+    heads = config["num_attention_heads"]
+    if config["model_type"] == "gpt_neox":
+        groups = heads
+    else:
+        groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+    cut = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
+    parts = (cut[:, :-2], cut[:, -2], cut[:, -1])
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+
+
+GGUF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gpt2": (
+        "gpt2",
+        {},
+        {
+            "max_position_embeddings": 512,
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "intermediate_size": 256,
+        },
+    ),
+    "gpt neox": ("gptneox", {"use_parallel_residual": True, "rope.dimension_count": 8}, {}),
+    "gpt neox in sequence": ("gptneox", {"use_parallel_residual": False, "rope.dimension_count": 4}, {}),
+    "stablelm": ("stablelm", {"use_parallel_residual": True, "rope.dimension_count": 8}, {}),
+    "stablelm side by side": ("stablelm", {"use_parallel_residual": True, "rope.dimension_count": 4}, {}),
+    "falcon": ("falcon", {}, {"num_key_value_heads": 1, "intermediate_size": 256}),
+    "falcon of two norms": ("falcon", {}, {"num_key_value_heads": 2, "intermediate_size": 96}),
+    "falcon of one norm and groups": ("falcon", {}, {"num_key_value_heads": 2, "intermediate_size": 256}),
+}
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize("name", GGUF)
+def test_the_same_model_in_a_gguf_file_computes_the_same(
+    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
+) -> None:
+    architecture, keys, config = GGUF[name]
+    path = write_gguf(
+        directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=keys, config=config
+    )
+    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
+
+
+def test_gpt2_is_read_as_published() -> None:
+    spec = spec_from_config(GPT2_SMALL)
+    assert (spec.hidden_size, spec.intermediate_size, spec.num_q_heads, spec.num_kv_heads) == (768, 3072, 12, 12)
+    assert (spec.head_dim, spec.attention_scale, spec.max_position, spec.norm_eps) == (64, 0.125, 1024, 1e-5)
+    assert spec.layers == (LayerSpec(None, None),) * 12
+    assert (spec.norm, spec.activation, spec.learned_positions) == (NormKind.LAYER, "gelu_tanh", True)
+    assert (spec.tied_embeddings, spec.qkv_bias, spec.output_bias, spec.mlp_bias) == (True,) * 4
+
+
+def test_pythia_160m_is_read_as_published() -> None:
+    spec = spec_from_config(PYTHIA_160M)
+    assert spec.layers == (LayerSpec(None, RopeSpec(10_000.0, dim=16)),) * 12
+    assert (spec.parallel, spec.activation, spec.gated_mlp) == (Parallel.TWO_NORMS, "gelu", False)
+    assert (spec.tied_embeddings, spec.qkv_bias, spec.checkpoint_dtype) == (False, True, "float16")
+
+
+def test_stablelm_2_1_6b_is_read_as_published() -> None:
+    spec = spec_from_config(STABLELM_2_1_6B)
+    assert spec.layers == (LayerSpec(None, RopeSpec(10_000.0, dim=16)),) * 24
+    assert (spec.norm, spec.parallel, spec.gated_mlp, spec.norm_eps) == (NormKind.LAYER, Parallel.NO, True, 1e-5)
+    assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias) == (True, False, False)
+
+
+def test_falcon_7b_is_read_as_published() -> None:
+    spec = spec_from_config(FALCON_7B)
+    assert (spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.intermediate_size) == (71, 1, 64, 18_176)
+    assert spec.layers == (LayerSpec(None, RopeSpec(10_000.0)),) * 32
+    assert (spec.parallel, spec.activation, spec.max_position) == (Parallel.ONE_NORM, "gelu", 2048)
+    assert (spec.tied_embeddings, spec.qkv_bias, spec.output_bias, spec.mlp_bias) == (True, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (GPT2_SMALL | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        (GPT2_SMALL | {"n_head": "12"}, "n_head should be a positive whole number"),
+        (PYTHIA_160M | {"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported"),
+        (STABLELM_2_1_6B | {"qk_layernorm": True}, "qk_layernorm is True, which is not supported"),
+        (FALCON_7B | {"alibi": True}, "alibi is True, which is not supported"),
+        (FALCON_7B | {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2, which is not supported"),
+    ],
+)
+def test_what_would_change_answers_is_refused_by_the_name_it_has_in_the_file(
+    config: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        spec_from_config(config)
+    assert str(caught.value).startswith(f"config.json: {problem}")
