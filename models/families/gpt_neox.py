@@ -6,7 +6,7 @@ from models.families.activations import GELUS
 from models.families.family import Family
 from models.families.heads import read_heads
 from models.families.names import GGUF_NORMS_BEFORE, GGUF_PLAIN_MLP, gguf_names, grouped_qkv, stacked_qkv
-from models.families.rope import read_rope
+from models.families.rope import longest_length, read_rope
 from models.fields import Fields
 from models.spec import LayerSpec, ModelSpec, NormKind, Parallel
 from models.tensor_names import TensorNames
@@ -28,7 +28,7 @@ def _read(fields: Fields) -> ModelSpec:
         num_kv_heads=heads.num_kv,
         head_dim=heads.dim,
         vocab_size=fields.integer("vocab_size"),
-        max_position=fields.integer("max_position_embeddings"),
+        max_position=longest_length(fields, rope),
         norm_eps=fields.number("layer_norm_eps", 1e-5),
         layers=(LayerSpec(None, rope),) * fields.layer_count(),
         attention_scale=heads.dim**-0.5,

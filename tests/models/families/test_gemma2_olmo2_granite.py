@@ -205,9 +205,7 @@ def test_the_same_model_in_a_gguf_file_computes_the_same(
     name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
 ) -> None:
     architecture = CASES[name].model_type.replace("olmo3", "olmo2")
-    path = write_gguf(
-        directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=GGUF_KEYS.get(name)
-    )
+    path = write_gguf(directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=GGUF_KEYS.get(name))
     agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 

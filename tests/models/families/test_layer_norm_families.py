@@ -246,9 +246,7 @@ def test_the_same_model_in_a_gguf_file_computes_the_same(
     name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
 ) -> None:
     architecture, keys, config = GGUF[name]
-    path = write_gguf(
-        directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=keys, config=config
-    )
+    path = write_gguf(directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=keys, config=config)
     agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 
