@@ -12,7 +12,7 @@ from models.errors import CheckpointError
 from models.registry import spec_from_config
 from models.spec import LayerSpec, NormPlace, QKNorm, RopeSpec
 from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import Array, write_gguf
+from tests.models.families.gguf_writer import Array, interleaved_heads, write_gguf
 
 CASES = {
     case.name: case
@@ -44,7 +44,12 @@ CASES = {
                 "num_hidden_layers": 5,
                 "sliding_window": 13,
                 "rope_parameters": {
-                    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 20_000.0},
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 128,
+                        "rope_theta": 20_000.0,
+                    },
                     "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
                 },
             },
@@ -168,10 +173,7 @@ def stored(name: str, values: Array, config: Mapping[str, Any]) -> Array:
     """As llama.cpp's converter stores it: Gemma's norms with the one added, Granite's heads with halves interleaved."""
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return values + 1.0
-    if config["model_type"] == "granite" and (".q_proj." in name or ".k_proj." in name):
-        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    return values
+    return interleaved_heads(name, values, config) if config["model_type"] == "granite" else values
 
 
 GGUF_KEYS: dict[str, dict[str, Any]] = {
@@ -183,8 +185,9 @@ GGUF_KEYS: dict[str, dict[str, Any]] = {
     "olmo3": {
         "attention.sliding_window": 13,
         "attention.sliding_window_pattern": [True, True, True, False, True],
-        "rope.scaling.type": "linear",
+        "rope.scaling.type": "yarn",
         "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128,
         "rope.freq_base": 20_000.0,
     },
     "granite": {
