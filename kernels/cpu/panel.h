@@ -14,7 +14,8 @@ namespace {
 // Quads j and j + 4 of a group; `lower` are its lower nibbles, of planes alone.
 template <Codes kind, int j>
 inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lower, Byte64* quads) {
-  const Byte64 pairs = load_vector<Byte64>(codes + 64 * j);
+  constexpr bool is_pairs = kind == Codes::pairs || kind == Codes::threes;
+  const Byte64 pairs = load_vector<Byte64>(codes + (is_pairs ? 0 : 64 * j));
   if constexpr (kind == Codes::bytes) {
     quads[j] = pairs;
     quads[j + 4] = load_vector<Byte64>(codes + 64 * (j + 4));
@@ -22,13 +23,22 @@ inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lo
     const Byte64 lower_pairs = load_vector<Byte64>(lower + 64 * j);
     quads[j] = merged(shifted<4>(pairs), lower_pairs, 0xf0);
     quads[j + 4] = merged(pairs, shifted<-4>(lower_pairs), 0xf0);
+  } else if constexpr (is_pairs) {
+    quads[j] = shifted<-2 * j>(pairs) & 0x03;
+    quads[j + 4] = shifted<-2 * j>(load_vector<Byte64>(codes + 64)) & 0x03;
   } else {
     quads[j] = pairs & 0x0f;
     quads[j + 4] = shifted<-4>(pairs) & 0x0f;
   }
   if constexpr (kind == Codes::fives) {
-    quads[j] = add_fifth_bits(quads[j], codes + 256 + 8 * j);
-    quads[j + 4] = add_fifth_bits(quads[j + 4], codes + 256 + 8 * (j + 4));
+    quads[j] = add_bits<16>(quads[j], codes + 256 + 8 * j);
+    quads[j + 4] = add_bits<16>(quads[j + 4], codes + 256 + 8 * (j + 4));
+  } else if constexpr (kind == Codes::threes) {
+    quads[j] = add_bits<4>(quads[j], codes + 128 + 8 * j);
+    quads[j + 4] = add_bits<4>(quads[j + 4], codes + 128 + 8 * (j + 4));
+  } else if constexpr (kind == Codes::curve) {
+    quads[j] = looked_up(kCurve, quads[j]);
+    quads[j + 4] = looked_up(kCurve, quads[j + 4]);
   } else if constexpr (kind == Codes::sixes) {
     quads[j] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 256)) & 0x30;
     quads[j + 4] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 320)) & 0x30;
@@ -37,24 +47,30 @@ inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lo
 
 // What a group's scales are in the inner loop: vectors, one lane a row.
 enum class Factors {
-  one,      // of codes
-  zero,     // and the code that stands for zero, as integers
-  minimum,  // and what is taken from the product for each unit of the input
-  halves,   // of the codes of the first and of the last 16 columns
+  one,            // of codes
+  zero,           // and the code that stands for zero, as integers
+  minimum,        // and what is taken from the product for each unit of the input
+  halves,         // of the codes of the first and of the last 16 columns
+  halves_minima,  // and what is taken from the product of either
 };
 
 constexpr Factors factors_of(Scaling scaling) {
   switch (scaling) {
     case Scaling::half:
+    case Scaling::byte:
     case Scaling::whole: return Factors::one;
     case Scaling::zero: return Factors::zero;
+    case Scaling::half_minima:
     case Scaling::byte_minima: return Factors::minimum;
     case Scaling::byte_halves: return Factors::halves;
+    case Scaling::nibble_halves: return Factors::halves_minima;
   }
   return Factors::one;
 }
 
-constexpr int count_of(Factors factors) { return factors == Factors::one ? 1 : 2; }
+constexpr int count_of(Factors factors) {
+  return factors == Factors::one ? 1 : factors == Factors::halves_minima ? 4 : 2;
+}
 
 // A panel of `groups` groups, and where its parts begin.
 struct Panel {
@@ -80,6 +96,9 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   [[maybe_unused]] const uint8_t* outer = panel.outer + group / kSuperGroups * (sizes.outer * kPanelRows);
   if constexpr (traits.scaling == Scaling::half) {
     result[0] = halves(own);
+  } else if constexpr (traits.scaling == Scaling::half_minima) {
+    result[0] = halves(own);
+    result[1] = -halves(own + 32);
   } else if constexpr (traits.scaling == Scaling::whole) {
     result[0] = load_vector<Float16>(own);
   } else if constexpr (traits.scaling == Scaling::zero) {
@@ -88,6 +107,15 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   } else if constexpr (traits.scaling == Scaling::byte_minima) {
     result[0] = load_vector<Float16>(outer) * bytes<Byte16>(own);
     result[1] = load_vector<Float16>(outer + 64) * bytes<Byte16>(own + 16);
+  } else if constexpr (traits.scaling == Scaling::byte) {
+    result[0] = load_vector<Float16>(outer) * bytes<Sbyte16>(own);
+  } else if constexpr (traits.scaling == Scaling::nibble_halves) {
+    const Float16 d = load_vector<Float16>(outer), e = load_vector<Float16>(outer + 64);
+    const Int16 first = widened<Byte16>(own), second = widened<Byte16>(own + 16);
+    result[0] = d * __builtin_convertvector(first & 15, Float16);
+    result[1] = d * __builtin_convertvector(second & 15, Float16);
+    result[2] = e * __builtin_convertvector(first >> 4, Float16);
+    result[3] = e * __builtin_convertvector(second >> 4, Float16);
   } else {
     const Float16 d = load_vector<Float16>(outer);
     result[0] = d * bytes<Sbyte16>(own);

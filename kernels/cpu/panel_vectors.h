@@ -84,15 +84,33 @@ inline Int16 dot_quad(Int16 sums, Byte64 codes, const int8_t* quad) {
 #endif
 }
 
-// Adds 16 to the codes whose bit is set.
-inline Byte64 add_fifth_bits(Byte64 codes, const uint8_t* bits) {
+// Adds `value`, a bit that they lack, to the codes whose bit is set.
+template <int value>
+inline Byte64 add_bits(Byte64 codes, const uint8_t* bits) {
 #if defined(__AVX512BW__)
   uint64_t mask;
   memcpy(&mask, bits, 8);
   const __m512i low = reinterpret_cast<__m512i>(codes);
-  return reinterpret_cast<Byte64>(_mm512_mask_add_epi8(low, mask, low, _mm512_set1_epi8(16)));
+  return reinterpret_cast<Byte64>(_mm512_mask_add_epi8(low, mask, low, _mm512_set1_epi8(value)));
 #else
-  for (int i = 0; i < 64; ++i) codes[i] |= (bits[i / 8] >> (i % 8) & 1) << 4;
+  for (int i = 0; i < 64; ++i) codes[i] |= (bits[i / 8] >> (i % 8) & 1) * value;
+  return codes;
+#endif
+}
+
+// table[code] of codes of 4 bits.
+inline Byte64 looked_up(const uint8_t* table, Byte64 codes) {
+#if defined(__AVX512BW__)
+  const __m512i everywhere = _mm512_broadcast_i32x4(load_vector<__m128i>(table));
+  return reinterpret_cast<Byte64>(_mm512_shuffle_epi8(everywhere, reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__)
+  const __m256i everywhere = _mm256_broadcastsi128_si256(load_vector<__m128i>(table));
+  __m256i parts[2];
+  memcpy(parts, &codes, 64);
+  for (__m256i& part : parts) part = _mm256_shuffle_epi8(everywhere, part);
+  return load_vector<Byte64>(parts);
+#else
+  for (int i = 0; i < 64; ++i) codes[i] = table[codes[i]];
   return codes;
 #endif
 }

@@ -57,23 +57,39 @@ inline __attribute__((always_inline)) void add_quads(const Byte64* quads, const 
   if (kTwoSums) repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] += odd[m]; });
 }
 
+// Likewise, of the codes of one half of the columns, whose sum is -`minus_32` / 32.
+template <int offset>
+inline int32_t half_offset_sum(int32_t minus_32) {
+  static_assert(offset == 0 || offset == 4 || offset == 32);
+  return offset == 32 ? minus_32 : offset == 4 ? minus_32 / 8 : 0;
+}
+
 // Adds the products of one group, whose halves have scales of their own, with `kRows` inputs.
 template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_halves(const Weights& weights, const InputGroup* inputs,
                                                       Float16* totals) {
-  static_assert(Weights::offset == 32);
+  constexpr int offset = Weights::offset;
   Int16 sums[kRows] = {};
-  repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(inputs[m].minus_32_first); });
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    sums[m] = splat(half_offset_sum<offset>(inputs[m].minus_32_first));
+  });
   add_quads<0, 4, kRows>(weights.quads, inputs, sums);
   Float16 first[kRows];
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
     first[m] = weights.scales[0] * __builtin_convertvector(sums[m], Float16);
-    sums[m] = splat(inputs[m].minus_32_second);
+    sums[m] = splat(half_offset_sum<offset>(inputs[m].minus_32_second));
   });
   add_quads<4, 4, kRows>(weights.quads, inputs, sums);
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
     const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(sums[m], Float16), first[m]);
     totals[m] = multiply_add(sum, inputs[m].scale - Float16{}, totals[m]);
+    if constexpr (Weights::factors == Factors::halves_minima) {
+      const float scale = inputs[m].scale * 0x1p-5f;
+      const float first_sum = scale * static_cast<float>(inputs[m].minus_32_first);
+      const float second_sum = scale * static_cast<float>(inputs[m].minus_32_second);
+      totals[m] = multiply_add(weights.scales[2], first_sum - Float16{}, totals[m]);
+      totals[m] = multiply_add(weights.scales[3], second_sum - Float16{}, totals[m]);
+    }
   });
 }
 
@@ -101,7 +117,7 @@ inline __attribute__((always_inline)) void add_whole(const Weights& weights, con
 
 template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_rows(const Weights& weights, const InputGroup* inputs, Float16* totals) {
-  if constexpr (Weights::factors == Factors::halves) {
+  if constexpr (Weights::factors == Factors::halves || Weights::factors == Factors::halves_minima) {
     add_halves<Weights, kRows>(weights, inputs, totals);
   } else {
     add_whole<Weights, kRows>(weights, inputs, totals);
@@ -326,25 +342,23 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
 
 // The weight of column k of a group.
 template <class Weights>
-float weight_of(const Weights& weights, int k, int lane, int32_t code) {
-  const float first = weights.scales[0][lane];
-  if constexpr (Weights::factors == Factors::one) return first * static_cast<float>(code);
-  [[maybe_unused]] const float second = weights.scales[1][lane];
-  if constexpr (Weights::factors == Factors::zero) {
-    return first * static_cast<float>(code - reinterpret_cast<Int16>(weights.scales[1])[lane]);
-  }
-  if constexpr (Weights::factors == Factors::minimum) return first * static_cast<float>(code) - second;
-  return (k < kGroup / 2 ? first : second) * static_cast<float>(code);
+float weight_of(const Weights& weights, int k, int lane) {
+  constexpr Factors factors = Weights::factors;
+  constexpr bool has_halves = factors == Factors::halves || factors == Factors::halves_minima;
+  const int half = has_halves ? k / (kGroup / 2) : 0;
+  int32_t code = weights.quads[k / 4][lane * 4 + k % 4] - Weights::offset;
+  if constexpr (factors == Factors::zero) code -= reinterpret_cast<Int16>(weights.scales[1])[lane];
+  const float product = weights.scales[half][lane] * static_cast<float>(code);
+  if constexpr (factors == Factors::minimum) return product - weights.scales[1][lane];
+  if constexpr (factors == Factors::halves_minima) return product - weights.scales[2 + half][lane];
+  return product;
 }
 
 template <WeightKind kind>
 void unpack(const Panel& panel, int lane, float* output) {
   for (int64_t group = 0; group < panel.groups; ++group) {
     const Group<kind> weights = unpack_group<kind>(panel, group);
-    for (int k = 0; k < kGroup; ++k) {
-      const int32_t code = weights.quads[k / 4][lane * 4 + k % 4] - weights.offset;
-      output[group * kGroup + k] = weight_of(weights, k, lane, code);
-    }
+    for (int k = 0; k < kGroup; ++k) output[group * kGroup + k] = weight_of(weights, k, lane);
   }
 }
 

@@ -42,6 +42,13 @@ class WeightKind(enum.IntEnum):
     CODES4_WIDE = 7
     CODES8 = 8
     CODES8_WIDE = 9
+    Q4_1 = 10
+    Q5_1 = 11
+    Q5_K = 12
+    IQ4_NL = 13
+    IQ4_XS = 14
+    Q3_K = 15
+    Q2_K = 16
 
 
 class Prologue(enum.IntEnum):

@@ -16,8 +16,16 @@
 //   codes4_wide  4.3125  nibbles   s * (c - z)               s, z: float and byte per row and 4 groups
 //   codes8       9       bytes     s * (c - 128)             s: float per row and group
 //   codes8_wide  8.25    bytes     s * (c - 128)             s: float per row and 4 groups
+//   q4_1         5       nibbles   s * c + m                 s, m: half per row and group
+//   q5_1         6       fives     s * c + m                 s, m: half per row and group
+//   q5_k         5.75    fives     d * a * c - e * b         a, b: byte per row and group; d, e: float per row and 8 groups
+//   iq4_nl       4.5     curve     s * (t[c] - 128)          s: half per row and group
+//   iq4_xs       4.375   curve     d * a * (t[c] - 128)      a: byte per row and group; d: float per row and 8 groups
+//   q3_k         3.625   threes    d * a * (c - 4)           a: byte per row and 16 columns; d: float per row and 8 groups
+//   q2_k         2.75    pairs     d * a * c - e * b         a, b: 4 bits per row and 16 columns; d, e: float per row and
+//                                                            8 groups
 //
-// The first six are formats of ggml; codes4 and codes8 hold what other checkpoints publish as integers with scales of any
+// All are formats of ggml, with outer scales widened, but for codes4 and codes8, which hold what other checkpoints publish as integers with scales of any
 // float type.
 #pragma once
 
@@ -36,9 +44,16 @@ enum class WeightKind : int32_t {
   codes4_wide = 7,
   codes8 = 8,
   codes8_wide = 9,
+  q4_1 = 10,
+  q5_1 = 11,
+  q5_k = 12,
+  iq4_nl = 13,
+  iq4_xs = 14,
+  q3_k = 15,
+  q2_k = 16,
 };
 
-constexpr int32_t kNumKinds = 10;
+constexpr int32_t kNumKinds = 17;
 
 constexpr int kPanelRows = 16;
 constexpr int kGroup = 32;       // columns that meet one scale of the input
@@ -52,15 +67,24 @@ enum class Codes {
   nibbles,  // 256
   fives,    // 256 + 64: low nibbles, then fifth bits
   sixes,    // 256 + 128: low nibbles, then upper 2 bits
+  curve,    // 256: nibbles that are places in kCurve
+  threes,   // 128 + 64: as pairs, then third bits
+  pairs,    // 128: two bits of quads 0 .. 3, then of quads 4 .. 7, in a byte the lowest of the first
 };
+
+// What the codes of ggml's iq4 kinds mean, plus 128.
+constexpr uint8_t kCurve[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
 // What weights' codes are multiplied with, and what is taken from them; see the table above.
 enum class Scaling {
-  half,         // one scale
-  byte_minima,  // outer scales of bytes: of codes, and of what is taken from their products
-  byte_halves,  // an outer scale of signed bytes: of the codes of the first and of the last 16 columns
-  zero,         // one scale, and a code that stands for zero
-  whole,        // one scale, as a float
+  half,           // one scale
+  half_minima,    // one scale, and what is added to the product
+  whole,          // one scale, as a float
+  zero,           // one scale, as a float, and a code that stands for zero
+  byte,           // an outer scale of signed bytes
+  byte_minima,    // outer scales of bytes: of codes, and of what is taken from their products
+  byte_halves,    // an outer scale of signed bytes: of the codes of the first and of the last 16 columns
+  nibble_halves,  // outer scales of nibbles: of codes, and of what is taken, of either 16 columns
 };
 
 struct Traits {
@@ -82,6 +106,13 @@ constexpr Traits traits_of(WeightKind kind) {
     case WeightKind::codes4_wide: return {Codes::nibbles, 0, Scaling::zero, 4};
     case WeightKind::codes8: return {Codes::bytes, 128, Scaling::whole};
     case WeightKind::codes8_wide: return {Codes::bytes, 128, Scaling::whole, 4};
+    case WeightKind::q4_1: return {Codes::nibbles, 0, Scaling::half_minima};
+    case WeightKind::q5_1: return {Codes::fives, 0, Scaling::half_minima};
+    case WeightKind::q5_k: return {Codes::fives, 0, Scaling::byte_minima};
+    case WeightKind::iq4_nl: return {Codes::curve, 128, Scaling::half};
+    case WeightKind::iq4_xs: return {Codes::curve, 128, Scaling::byte};
+    case WeightKind::q3_k: return {Codes::threes, 4, Scaling::byte_halves};
+    case WeightKind::q2_k: return {Codes::pairs, 0, Scaling::nibble_halves};
   }
   return {};
 }
@@ -90,9 +121,12 @@ constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
   switch (codes) {
     case Codes::bytes: return 512;
     case Codes::planes:
-    case Codes::nibbles: return 256;
+    case Codes::nibbles:
+    case Codes::curve: return 256;
     case Codes::fives: return 320;
     case Codes::sixes: return 384;
+    case Codes::threes: return 192;
+    case Codes::pairs: return 128;
   }
   return 0;
 }
@@ -108,10 +142,13 @@ struct ScaleBytes {
 constexpr ScaleBytes bytes_of(Scaling scaling) {
   switch (scaling) {
     case Scaling::half: return {2};
+    case Scaling::half_minima: return {2, 2};
+    case Scaling::whole: return {4};
+    case Scaling::zero: return {4, 1};
+    case Scaling::byte: return {1, 0, 4};
     case Scaling::byte_minima: return {1, 1, 8};
     case Scaling::byte_halves: return {1, 1, 4};
-    case Scaling::zero: return {4, 1};
-    case Scaling::whole: return {4};
+    case Scaling::nibble_halves: return {1, 1, 8};
   }
   return {0};
 }

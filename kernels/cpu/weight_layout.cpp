@@ -57,6 +57,11 @@ void place_planes(const uint8_t* row, int64_t groups, int lane, uint8_t* upper, 
   }
 }
 
+// Adds a bit to those of all codes of a group.
+void place_bit(uint8_t* bits, int quad, int byte, int bit) {
+  bits[quad * 8 + byte / 8] |= static_cast<uint8_t>(bit << byte % 8);
+}
+
 void place_codes(Codes layout, const uint8_t* row, int64_t groups, int lane, uint8_t* codes) {
   for (int64_t g = 0; g < groups; ++g, codes += bytes_of(layout)) {
     for (int k = 0; k < kGroup; ++k) {
@@ -64,12 +69,15 @@ void place_codes(Codes layout, const uint8_t* row, int64_t groups, int lane, uin
       const int quad = k / 4, byte = lane * 4 + k % 4;
       if (layout == Codes::bytes) {
         codes[quad * 64 + byte] = code;
-        continue;
-      }
-      codes[quad % 4 * 64 + byte] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
-      if (layout == Codes::fives) codes[256 + quad * 8 + byte / 8] |= static_cast<uint8_t>((code >> 4) << byte % 8);
-      if (layout == Codes::sixes) {
-        codes[256 + quad / 4 * 64 + byte] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
+      } else if (layout == Codes::pairs || layout == Codes::threes) {
+        codes[quad / 4 * 64 + byte] |= static_cast<uint8_t>((code & 3) << 2 * (quad % 4));
+        if (layout == Codes::threes) place_bit(codes + 128, quad, byte, code >> 2);
+      } else {
+        codes[quad % 4 * 64 + byte] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
+        if (layout == Codes::fives) place_bit(codes + 256, quad, byte, code >> 4);
+        if (layout == Codes::sixes) {
+          codes[256 + quad / 4 * 64 + byte] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
+        }
       }
     }
   }

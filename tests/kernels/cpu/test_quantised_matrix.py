@@ -1,4 +1,4 @@
-"""Weights in their own bits: what gguf says they are, products to the last bit of their integers, rows alone alike."""
+"""ggml's weights in their own bits: what gguf says they are, products to the last bit of their integers, rows alone alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def stored(kind: WeightKind, rows: int, columns: int, seed: int = 0) -> tuple[to
     block, block_bytes = gguf.constants.GGML_QUANT_SIZES[quantization]
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
-    places = {"Q4_K": (0, 2), "Q6_K": (208,)}.get(kind.name, (0,))
+    pairs = dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+    places = {**pairs, "Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82)}.get(kind.name, (0,))
     for place in places:
         scales = random.uniform(0.01, 0.1, (rows, columns // block)).astype(np.float16)
         blocks[:, :, place : place + 2] = scales[..., None].view(np.uint8)
@@ -77,12 +78,11 @@ def test_products_are_those_of_the_quantised_input(library: NativeLibrary, kind:
 
 
 def test_a_product_of_several_kinds_lays_their_rows_one_after_the_other(library: NativeLibrary) -> None:
-    matrices = [
-        packed(library, kind, rows, 256, seed=rows) for kind, rows in zip(KINDS, (16, 40, 7, 33, 20, 41), strict=True)
-    ]
+    rows = [16, 40, 7, 33, 20, 41, 1, 15, 17, 32, 31, 18, 48]
+    matrices = [packed(library, kind, count, 256, seed=count) for kind, count in zip(KINDS, rows, strict=True)]
     x = torch.randn(3, 256)
     together = QuantisedProduct(matrices).multiply(x)
-    assert together.shape == (3, 157)
+    assert together.shape == (3, sum(rows))
     assert torch.equal(together, torch.cat([QuantisedProduct([one]).multiply(x) for one in matrices], dim=1))
 
 
@@ -301,7 +301,7 @@ def test_bad_sizes_are_refused(best: NativeLibrary) -> None:
 
 
 def test_memory_is_that_of_the_file(best: NativeLibrary) -> None:
-    """K kinds keep their outer scales in float32: a quarter of a bit more, or an eighth."""
+    """Kinds with outer scales keep these in float32: a quarter of a bit more at most."""
     bits = {kind: QuantisedMatrix(best, kind, 1024, 2048).nbytes * 8 / (1024 * 2048) for kind in KINDS}
     assert bits == {
         WeightKind.Q8_0: 8.5,
@@ -310,4 +310,11 @@ def test_memory_is_that_of_the_file(best: NativeLibrary) -> None:
         WeightKind.Q4_0: 4.5,
         WeightKind.Q4_K: 4.75,
         WeightKind.Q6_K: 6.625,
+        WeightKind.Q4_1: 5.0,
+        WeightKind.Q5_1: 6.0,
+        WeightKind.Q5_K: 5.75,
+        WeightKind.IQ4_NL: 4.5,
+        WeightKind.IQ4_XS: 4.375,
+        WeightKind.Q3_K: 3.625,
+        WeightKind.Q2_K: 2.75,
     }
