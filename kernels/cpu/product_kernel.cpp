@@ -100,7 +100,9 @@ inline __attribute__((always_inline)) void add_whole(const Weights& weights, con
   constexpr Factors factors = Weights::factors;
   Int16 sums[kRows] = {};
   if constexpr (Weights::offset != 0) {
-    repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = splat(offset_sum<Weights::offset>(inputs[m])); });
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      sums[m] = splat(offset_sum<Weights::offset>(inputs[m]));
+    });
   } else if constexpr (factors == Factors::zero) {
     const Int16 zeros = reinterpret_cast<Int16>(weights.scales[1]);
     repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = zeros * splat(inputs[m].minus_1); });

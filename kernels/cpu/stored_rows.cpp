@@ -62,8 +62,8 @@ void read_outer(const uint8_t* halves, int64_t super, PlainRow& plain) {
   for (int i = 0; i < count; ++i) plain.outer[super * count + i] = float_of_half(read_half(halves + 2 * i));
 }
 
-// 4 bits of q4_k, and q5_k's fifth ones in `fifths`. Scales have six bits each: the last four groups keep their upper two
-// beside the first four.
+// 4 bits of q4_k, and q5_k's fifth ones in `fifths`. Scales have six bits each: the last four groups keep their upper
+// two beside the first four.
 void read_q4_k(const uint8_t* block, const uint8_t* pairs, const uint8_t* fifths, uint8_t* codes, int64_t super,
                PlainRow& plain) {
   read_outer(block, super, plain);

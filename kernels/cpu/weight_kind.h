@@ -1,32 +1,32 @@
 // The kinds of quantised weights that are kept, and where their bits lie.
 //
-// A matrix [rows, columns] is cut into panels of 16 rows, a panel into groups of 32 columns. A panel is its scales, padded
-// to 64 bytes, then the codes of its groups in the order in which the inner loop reads them: 8 quads, each 16 rows x 4
-// columns, so that one 64-byte vector times one broadcast quad of the input adds to 16 rows at once. Rows beyond the last
-// are zero. How a kind is laid out is two things, its `Codes` and its `Scaling`, and `traits_of` says which:
+// A matrix [rows, columns] is cut into panels of 16 rows, a panel into groups of 32 columns. A panel is its scales,
+// padded to 64 bytes, then the codes of its groups in the order in which the inner loop reads them: 8 quads, each 16
+// rows x 4 columns, so that one 64-byte vector times one broadcast quad of the input adds to 16 rows at once. Rows
+// beyond the last are zero. How a kind is laid out is two things, its `Codes` and its `Scaling`, and `traits_of` says
+// which. A row has scales of its own, of so many columns:
 //
 //   kind         bits    codes     a weight is               scales
-//   q8_0         8.5     bytes     s * (c - 128)             s: half per row and group
-//   q8_planes    8.5     planes    s * (c - 128)             s: half per row and group
-//   q5_0         5.5     fives     s * (c - 16)              s: half per row and group
-//   q4_0         4.5     nibbles   s * (c - 8)               s: half per row and group
-//   q4_k         4.75    nibbles   d * a * c - e * b         a, b: byte per row and group; d, e: float per row and 8 groups
-//   q6_k         6.625   sixes     d * a * (c - 32)          a: byte per row and 16 columns; d: float per row and 8 groups
-//   codes4       5.25    nibbles   s * (c - z)               s, z: float and byte per row and group
-//   codes4_wide  4.3125  nibbles   s * (c - z)               s, z: float and byte per row and 4 groups
-//   codes8       9       bytes     s * (c - 128)             s: float per row and group
-//   codes8_wide  8.25    bytes     s * (c - 128)             s: float per row and 4 groups
-//   q4_1         5       nibbles   s * c + m                 s, m: half per row and group
-//   q5_1         6       fives     s * c + m                 s, m: half per row and group
-//   q5_k         5.75    fives     d * a * c - e * b         a, b: byte per row and group; d, e: float per row and 8 groups
-//   iq4_nl       4.5     curve     s * (t[c] - 128)          s: half per row and group
-//   iq4_xs       4.375   curve     d * a * (t[c] - 128)      a: byte per row and group; d: float per row and 8 groups
-//   q3_k         3.625   threes    d * a * (c - 4)           a: byte per row and 16 columns; d: float per row and 8 groups
-//   q2_k         2.75    pairs     d * a * c - e * b         a, b: 4 bits per row and 16 columns; d, e: float per row and
-//                                                            8 groups
+//   q8_0         8.5     bytes     s * (c - 128)             s: half of 32
+//   q8_planes    8.5     planes    s * (c - 128)             s: half of 32
+//   q5_0         5.5     fives     s * (c - 16)              s: half of 32
+//   q4_0         4.5     nibbles   s * (c - 8)               s: half of 32
+//   q4_k         4.75    nibbles   d * a * c - e * b         a, b: byte of 32; d, e: float of 256
+//   q6_k         6.625   sixes     d * a * (c - 32)          a: byte of 16; d: float of 256
+//   codes4       5.25    nibbles   s * (c - z)               s: float of 32; z: byte of 32
+//   codes4_wide  4.3125  nibbles   s * (c - z)               s: float of 128; z: byte of 128
+//   codes8       9       bytes     s * (c - 128)             s: float of 32
+//   codes8_wide  8.25    bytes     s * (c - 128)             s: float of 128
+//   q4_1         5       nibbles   s * c + m                 s, m: half of 32
+//   q5_1         6       fives     s * c + m                 s, m: half of 32
+//   q5_k         5.75    fives     d * a * c - e * b         a, b: byte of 32; d, e: float of 256
+//   iq4_nl       4.5     curve     s * (t[c] - 128)          s: half of 32
+//   iq4_xs       4.375   curve     d * a * (t[c] - 128)      a: byte of 32; d: float of 256
+//   q3_k         3.625   threes    d * a * (c - 4)           a: byte of 16; d: float of 256
+//   q2_k         2.75    pairs     d * a * c - e * b         a, b: 4 bits of 16; d, e: float of 256
 //
-// All are formats of ggml, with outer scales widened, but for codes4 and codes8, which hold what other checkpoints publish as integers with scales of any
-// float type.
+// All are formats of ggml, with outer scales widened, but for codes4 and codes8: they hold what other checkpoints
+// publish as integers with scales of any float type.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""ggml's weights in their own bits: what gguf says they are, products to the last bit of their integers, rows alone alike."""
+"""Weights of ggml in their own bits: what gguf says they are, products to the last bit, rows alone alike."""
 
 from __future__ import annotations
 
