@@ -21,11 +21,12 @@ from kernels.attention import AttentionMetadata, KVPages, SharedPrefix
 from kernels.gpu.activations import Activation, gate
 from kernels.gpu.backend import TritonBackend
 from kernels.gpu.dense_gemm import dense_gemm
-from kernels.gpu.moe_gemm import Grouping, grouped_gemm
+from kernels.gpu.moe_gemm import grouped_gemm
 from kernels.gpu.norms import add_rms_norm
 from kernels.gpu.quantised_gemm import QuantisedWeight, quantised_gemm
 from kernels.gpu.rotary import rotate
 from kernels.gpu.sampling import SamplingInputs, sample
+from kernels.grouping import Grouping
 from kernels.quantisation import is_quantised
 from kernels.roofline import AttentionShape, Cost
 

@@ -73,7 +73,7 @@ class Choices:
             max_model_len=max_model_len,
             backend=backend,
             forms=forms,
-            warnings=(*warnings, *_check_columns(forms, spec)),
+            warnings=(*warnings, *_check_columns(forms, spec), *_check_experts(forms, spec, backend)),
         )
 
     @property
@@ -121,7 +121,7 @@ def _check_columns(forms: WeightForms | None, spec: ModelSpec) -> list[str]:
     """Warn of matrices that can't be quantised as asked; ConfigError where that is all but the tables."""
     if forms is None or forms.keeps_stored:
         return []
-    sizes = {spec.hidden_size, spec.num_q_heads * spec.head_dim, spec.intermediate_size}
+    sizes = {spec.hidden_size, spec.num_q_heads * spec.head_dim, *spec.inner_sizes}
     odd = sorted(size for size in sizes if forms.kind("", size, None) is None)
     if not odd:
         return []
@@ -129,6 +129,13 @@ def _check_columns(forms: WeightForms | None, spec: ModelSpec) -> list[str]:
     if len(odd) == len(sizes):
         raise ConfigError(f"{found}into groups of 32, and this model has no others")
     return [f"{found}into groups of 32, and stay floats"]
+
+
+def _check_experts(forms: WeightForms | None, spec: ModelSpec, backend: AttentionBackend) -> list[str]:
+    """Warn of experts that can't be quantised as asked: where they are multiplied in one stack, that is of floats."""
+    if forms is None or forms.keeps_stored or spec.experts is None or backend.expert_product is None:
+        return []
+    return [f"--quantization {forms.quantization.value}: experts stay floats on this device, which has no kernels yet"]
 
 
 def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:
@@ -140,7 +147,7 @@ def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) 
     """
     if device.type != "cpu":
         return threads, []
-    most = 2 if spec.intermediate_size % 64 == 0 else 1
+    most = 2 if all(size % 64 == 0 for size in spec.inner_sizes) else 1
     if threads <= most:
         return threads, []
     return most, [f"--deterministic uses {most} of {threads} threads: torch's activations depend on more"]

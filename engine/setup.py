@@ -23,8 +23,6 @@ from engine.step_executor import InlineExecutor, StepExecutor, ThreadExecutor
 from engine.step_result import StepRunner
 from models.model import CausalLM
 
-DETERMINISTIC_ROWS = 2  # a product of one row adds up in another order than one of more, whose bits are all alike
-
 
 class EngineSetup(Protocol):
     """Steps of a start, in the order of its methods. ``memory`` explains those that run out of memory."""
@@ -60,7 +58,7 @@ class HostSetup:
             self._config.max_num_seqs,
             self._choices.max_model_len,
             self._choices.device,
-            min_rows=DETERMINISTIC_ROWS if self._config.deterministic else 1,
+            min_rows=self._choices.backend.min_rows,
         )
         return Runner(model, pool.kv_cache, inputs, pool.host_cache), []
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kernels.products import DenseProduct, WeightKernels
+from kernels.products import DenseProduct, ExpertProduct, WeightKernels
 
 if TYPE_CHECKING:
     import torch
@@ -131,6 +131,14 @@ class AttentionBackend(Protocol):
     @property
     def dense_product(self) -> DenseProduct | None:
         """The product of float weights; None where torch's own will do, or any form of a weight that is faster."""
+
+    @property
+    def expert_product(self) -> ExpertProduct | None:
+        """The product of experts with float weights; None where each expert is better multiplied by itself."""
+
+    @property
+    def min_rows(self) -> int:
+        """Rows that a product needs at least for each to have the same bits in any number of them; 1: nobody asks."""
 
     @property
     def layer_replay(self) -> LayerReplay | None:

@@ -22,6 +22,23 @@ class DenseProduct(Protocol):
         """``x W^T + b`` [num_rows, out_features], of x [num_rows, in_features] and W [out_features, in_features]."""
 
 
+class ExpertProduct(Protocol):
+    """A product of rows with float weights of experts, each row with its own expert's, in one go."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        offsets: torch.Tensor,
+        token_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[num_rows, out_features] of ``weight`` [num_experts, out_features, in_features] and ``x`` [.., in_features].
+
+        ``offsets`` and ``token_ids`` are those of ``kernels.grouping.Grouping``; without ``token_ids`` the rows of
+        ``x`` are sorted by expert already.
+        """
+
+
 class KeptProduct(Protocol):
     """A product with a weight [rows, columns] that is kept in quantised form."""
 

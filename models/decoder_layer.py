@@ -12,6 +12,7 @@ import torch
 
 from kernels.attention import AttentionBackend, PagedLayer
 from models.attention import Attention
+from models.experts import Experts
 from models.mlp import GatedMLP, PlainMLP
 from models.norms import Norm, make_norm
 from models.parameter import NamedParameters
@@ -99,6 +100,9 @@ def _norm_names(spec: ModelSpec) -> tuple[str, ...]:
 def _make_mlp(
     spec: ModelSpec, layer: LayerSpec, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
 ) -> MLP:
+    if layer.is_sparse:
+        assert spec.experts is not None
+        return Experts(spec, spec.experts, backend, dtype=dtype, device=device)
     make = GatedMLP if spec.gated_mlp else PlainMLP
     return make(
         spec.hidden_size,

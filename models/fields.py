@@ -97,6 +97,14 @@ class Fields:
             raise self.error(key, "should be a list of positive numbers")
         return tuple(float(one) for one in value)
 
+    def layer_numbers(self, key: str) -> frozenset[int]:
+        """Numbers of layers from 0 on; none when the key is missing."""
+        value = self.get(key)
+        numbers = [] if value is None else value
+        if not isinstance(numbers, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in numbers):
+            raise self.error(key, f"should be a list of the numbers of layers and is {value!r}")
+        return frozenset(numbers)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._required(key, default)
         if not isinstance(value, bool):

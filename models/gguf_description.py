@@ -34,6 +34,7 @@ _KEYS = {
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
     "use_parallel_residual": "use_parallel_residual",
+    "clip_qkv": "attention.clamp_kqv",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }

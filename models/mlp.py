@@ -37,6 +37,10 @@ class GatedMLP:
         self._activation = activation
         self._backend = backend
 
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The output for ``x`` [num_rows, hidden_size]."""
+        return self._down.of_gated(self._gate_up(x), self._activation, self._backend)
+
     def of_normed(self, residual: Residual, norm: Norm | None) -> torch.Tensor:
         """The block's output for the normed hidden states."""
         return self._down.of_gated(self._gate_up.of_normed(residual, norm), self._activation, self._backend)

@@ -21,8 +21,11 @@ from models.families.gpt_neox import GPT_NEOX
 from models.families.granite import GRANITE
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
+from models.families.mixtral import MIXTRAL
 from models.families.olmo2 import OLMO2
+from models.families.olmoe import OLMOE
 from models.families.qwen3 import QWEN3
+from models.families.qwen3_moe import QWEN3_MOE
 from models.families.rope import check_rope
 from models.families.stablelm import STABLELM
 from models.fields import Fields
@@ -34,6 +37,9 @@ FAMILIES: tuple[Family, ...] = (
     LLAMA,
     MISTRAL,
     QWEN3,
+    MIXTRAL,
+    QWEN3_MOE,
+    OLMOE,
     GEMMA,
     GEMMA2,
     GEMMA3,
@@ -82,10 +88,12 @@ def spec_from_config(
 def spec_from_gguf(file: GGUFFile) -> ModelSpec:
     """ModelSpec of a GGUF file's metadata and tensor shapes. Raises CheckpointError."""
     name = file.metadata.get("general.architecture")
-    family = next((one for one in FAMILIES if name in one.gguf_architectures), None)
-    if family is None:
+    named = [one for one in FAMILIES if name in one.gguf_architectures]
+    if not named:
         raise _unsupported(str(file.path), name)
-    fields = gguf_fields(file, family.complete_gguf(gguf_values(file)))
+    values = gguf_values(file)
+    family = next((one for one in named if one.takes_gguf(values)), named[0])
+    fields = gguf_fields(file, family.complete_gguf(values))
     return _completed(family, fields, fields.token_ids("bos_token_id"), fields.token_ids("eos_token_id"))
 
 

@@ -140,6 +140,14 @@ class ModelSpec:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def inner_sizes(self) -> frozenset[int]:
+        """Those of the MLPs and experts that its layers have."""
+        sizes = {False: self.intermediate_size}
+        if self.experts is not None:
+            sizes[True] = self.experts.intermediate_size
+        return frozenset(sizes[layer.is_sparse] for layer in self.layers)
+
     def for_length(self, max_length: int) -> ModelSpec:
         """The same model for a server of up to ``max_length`` tokens, where a rope rule asks for that; see RopeSpec."""
         return replace(self, layers=tuple(layer.for_length(max_length) for layer in self.layers))

@@ -74,13 +74,38 @@ def tiny_gemma3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _write_checkpoint(tmp_path_factory.mktemp("tiny-gemma3"), config, norms, norm_center=0.0)
 
 
+@pytest.fixture(scope="session")
+def tiny_mixtral_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mixtral of 2 layers with random weights and 6 experts, of which each token goes to 2, as it is published."""
+    config = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    return _write_checkpoint(tmp_path_factory.mktemp("tiny-mixtral"), config, norms, norm_center=1.0)
+
+
 def _write_checkpoint(directory: Path, config: dict[str, object], norms: list[str], norm_center: float) -> Path:
     """Write config, tokenizer and seeded random weights that make attention and every norm matter."""
     import torch
     from safetensors.torch import save_file
 
     vocab_size = _write_tokenizer(directory)
-    hidden, inner, head_dim = (int(str(config[key])) for key in ("hidden_size", "intermediate_size", "head_dim"))
+    hidden, head_dim = (int(str(config[key])) for key in ("hidden_size", "head_dim"))
     q_size = int(str(config["num_attention_heads"])) * head_dim
     kv_size = int(str(config["num_key_value_heads"])) * head_dim
     generator = torch.Generator().manual_seed(20240816)
@@ -98,9 +123,7 @@ def _write_checkpoint(directory: Path, config: dict[str, object], norms: list[st
             ("self_attn.k_proj", kv_size, hidden),
             ("self_attn.v_proj", kv_size, hidden),
             ("self_attn.o_proj", hidden, q_size),
-            ("mlp.gate_proj", inner, hidden),
-            ("mlp.up_proj", inner, hidden),
-            ("mlp.down_proj", hidden, inner),
+            *_mlp_matrices(config),
         ]:
             weights[f"{prefix}{name}.weight"] = normal(rows, columns, std=1.5 * columns**-0.5)
         for name in norms:
@@ -115,6 +138,19 @@ def _write_checkpoint(directory: Path, config: dict[str, object], norms: list[st
     )
     (directory / "generation_config.json").write_text(json.dumps(token_ids))
     return directory
+
+
+def _mlp_matrices(config: dict[str, object]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of what a layer's MLP or mixture of experts has."""
+    hidden, inner = (int(str(config[key])) for key in ("hidden_size", "intermediate_size"))
+    num_experts = int(str(config.get("num_local_experts", 0)))
+    if not num_experts:
+        return [("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner)]
+    matrices = [("block_sparse_moe.gate", num_experts, hidden)]
+    for expert in range(num_experts):
+        prefix = f"block_sparse_moe.experts.{expert}."
+        matrices += [(f"{prefix}w1", inner, hidden), (f"{prefix}w2", hidden, inner), (f"{prefix}w3", inner, hidden)]
+    return matrices
 
 
 def _write_tokenizer(directory: Path) -> int:

@@ -29,11 +29,13 @@ class NativeBackend:
     """
 
     name = "cpu-native"
+    expert_product = None
 
     def __init__(self, library: NativeLibrary, *, is_deterministic: bool = False) -> None:
         """``is_deterministic``: no products whose bits change where a batch is large; attention never has any."""
         self.library = library
         self.dense_product: NativeDense | None = None if is_deterministic else NativeDense(library)
+        self.min_rows = 2 if is_deterministic else 1  # oneDNN adds up a lone row in another order
         self.layer_replay: LayerReplay | None = LayerReplay(library)
 
     @property
@@ -187,6 +189,8 @@ class TorchBackend:
 
     name = "cpu-torch"
     dense_product = None
+    expert_product = None
+    min_rows = 1
     weight_kernels = None
     layer_replay = None
 

@@ -22,17 +22,19 @@ from kernels.gpu.activations import Activation, gate
 from kernels.gpu.cascade import cascade_attention
 from kernels.gpu.decode import decode_attention
 from kernels.gpu.dense_gemm import dense_gemm
+from kernels.gpu.moe_gemm import fixed_grouped_gemm, grouped_gemm
 from kernels.gpu.norms import add_rms_norm, rms_norm, rms_norm_add
 from kernels.gpu.prefill import prefill_attention
 from kernels.gpu.quantised_matrix import DeviceKernels
 from kernels.gpu.store_kv import prepare_and_store, store_kv
-from kernels.products import DenseProduct
+from kernels.products import DenseProduct, ExpertProduct
 
 
 class TritonBackend:
     """Implements ``kernels.attention.AttentionBackend`` with Triton, on any GPU Triton compiles for."""
 
     name = "triton"
+    min_rows = 1
     layer_replay = None  # a recorded graph does what it is for
 
     def __init__(self, *, is_deterministic: bool = False) -> None:
@@ -42,6 +44,11 @@ class TritonBackend:
     def dense_product(self) -> DenseProduct | None:
         """The one whose rows do not depend on their number, where that is wanted."""
         return dense_gemm if self._is_deterministic else None
+
+    @property
+    def expert_product(self) -> ExpertProduct:
+        """All experts in one launch, so that the host needs not know which were chosen."""
+        return fixed_grouped_gemm if self._is_deterministic else grouped_gemm
 
     @property
     def weight_kernels(self) -> DeviceKernels:

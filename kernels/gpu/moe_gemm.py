@@ -38,35 +38,6 @@ class GemmTile:
     num_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """(token, expert) pairs sorted by expert, equals in the order of tokens.
-
-    ``pairs`` int64 [num_rows]: the place in the flattened [num_tokens, experts_per_token] choice that sorted row i came
-    from; ``token_ids`` int32 [num_rows]: its token; ``offsets`` int32 [num_experts + 1].
-    """
-
-    pairs: torch.Tensor
-    token_ids: torch.Tensor
-    offsets: torch.Tensor
-
-    @classmethod
-    def by_expert(cls, expert_ids: torch.Tensor, num_experts: int) -> Grouping:
-        """Sort the choice [num_tokens, experts_per_token] of the router, on its device, without waiting for it."""
-        flat = expert_ids.reshape(-1)
-        ordered, pairs = torch.sort(flat, stable=True)
-        bounds = torch.arange(num_experts + 1, device=flat.device, dtype=flat.dtype)
-        offsets = torch.searchsorted(ordered, bounds, out_int32=True)
-        return cls(pairs, (pairs // expert_ids.shape[-1]).to(torch.int32), offsets)
-
-    def combine(self, rows: torch.Tensor, router_weights: torch.Tensor) -> torch.Tensor:
-        """Weigh and add the rows of each token, in the order of the router's choice and in float32."""
-        chosen = torch.empty_like(rows)
-        chosen[self.pairs] = rows
-        weighed = chosen.view(*router_weights.shape, -1).float() * router_weights[..., None].float()
-        return weighed.sum(dim=-2).to(rows.dtype)
-
-
 @triton.jit
 def find_expert(offsets_ptr, num_experts, block, ROWS: tl.constexpr):
     """The last expert whose first block is ``block`` or before it."""
@@ -184,6 +155,13 @@ def grouped_gemm_tile(num_rows: int, num_experts: int, dtype: torch.dtype) -> Ge
     if rows_each > 16:
         return GemmTile(rows=64, columns=128, depth=64, num_warps=4, num_stages=3)
     return GemmTile(rows=16, columns=64, depth=128, num_warps=4, num_stages=3)
+
+
+def fixed_grouped_gemm(
+    x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`grouped_gemm` in which the bits of a row do not depend on the rest of the batch: one tile for any number."""
+    return grouped_gemm(x, weight, offsets, token_ids, tile=grouped_gemm_tile(1, weight.shape[0], x.dtype))
 
 
 def variants() -> list[Variant]:

@@ -12,6 +12,10 @@ from models.tensor_names import TensorNames
 Values = dict[str, object]
 
 
+def _always(values: Values) -> bool:
+    return True
+
+
 def _as_it_is(values: Values) -> Values:
     return values
 
@@ -23,7 +27,7 @@ class Family:
     ``name`` is the spec's ``architecture``. ``architectures`` are its names in ``config.json``, of a class or of a
     model type; ``gguf_architectures`` those in GGUF files. ``read`` makes the spec, but for special tokens and the
     stored dtype. ``complete_gguf`` adds to the description of a GGUF file, under a config's keys, what such files leave
-    to the reader.
+    to the reader. ``takes_gguf`` tells the files of this family from others' of the same ``gguf_architectures``.
     """
 
     name: str
@@ -33,3 +37,4 @@ class Family:
     gguf_architectures: tuple[str, ...] = ()
     gguf_names: TensorNames | None = None
     complete_gguf: Callable[[Values], Values] = _as_it_is
+    takes_gguf: Callable[[Values], bool] = _always

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.families.family import Family
+from models.families.family import Family, Values
 from models.families.heads import read_heads
 from models.families.names import (
     GGUF_ATTENTION,
@@ -52,6 +52,10 @@ def _read(fields: Fields) -> ModelSpec:
     return read_llama(fields)
 
 
+def _has_no_experts(values: Values) -> bool:
+    return not values.get("num_local_experts")
+
+
 LLAMA = Family(
     "llama",
     architectures=("LlamaForCausalLM",),
@@ -64,4 +68,5 @@ LLAMA = Family(
         GGUF_ATTENTION | GGUF_GATED_MLP | GGUF_NORMS_BEFORE | {"attn_q": interleaved_query, "attn_k": interleaved_key},
         ignored=GGUF_IGNORED,
     ),
+    takes_gguf=_has_no_experts,
 )

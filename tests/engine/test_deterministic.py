@@ -29,15 +29,24 @@ Logits = dict[tuple[str, int], torch.Tensor]
 @pytest.fixture(scope="session")
 def wide_llama_dir(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """An inner size of 2,048, where a product of one row adds up in another order than one of more."""
-    wide = tmp_path_factory.mktemp("wide-llama")
-    shutil.copytree(tiny_llama_dir, wide, dirs_exist_ok=True)
+    return widened(tiny_llama_dir, tmp_path_factory.mktemp("wide-llama"))
+
+
+@pytest.fixture(scope="session")
+def wide_mixtral_dir(tmp_path_factory: pytest.TempPathFactory, tiny_mixtral_dir: Path) -> Path:
+    """The same, of experts: one may have a single row in a step of many."""
+    return widened(tiny_mixtral_dir, tmp_path_factory.mktemp("wide-mixtral"))
+
+
+def widened(directory: Path, wide: Path) -> Path:
+    shutil.copytree(directory, wide, dirs_exist_ok=True)
     config = json.loads((wide / "config.json").read_text())
     config |= {"hidden_size": 256, "head_dim": 64, "intermediate_size": 2048}
     (wide / "config.json").write_text(json.dumps(config))
     sizes = {64: 256, 32: 128, 128: 2048}
     generator = torch.Generator().manual_seed(6)
     weights = {}
-    for name, tensor in load_file(tiny_llama_dir / "model.safetensors").items():
+    for name, tensor in load_file(directory / "model.safetensors").items():
         shape = [sizes.get(size, size) for size in tensor.shape]
         values = torch.randn(shape, generator=generator)
         weights[name] = values * shape[-1] ** -0.5 if len(shape) == 2 else 1.0 + 0.2 * values
@@ -86,6 +95,8 @@ def differing(first: Logits, second: Logits) -> list[tuple[str, int]]:
         ("wide_llama_dir", "bfloat16"),
         ("tiny_llama_dir", "bfloat16"),
         ("tiny_gemma3_dir", "float32"),
+        ("wide_mixtral_dir", "float32"),
+        ("tiny_mixtral_dir", "bfloat16"),
     ],
 )
 def test_logits_are_bitwise_equal_alone_together_in_chunks_and_from_cached_pages(

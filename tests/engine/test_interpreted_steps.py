@@ -23,7 +23,13 @@ from tests.models.test_loader import write_gguf
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("directory", ["tiny_llama_dir", pytest.param("tiny_gemma3_dir", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "tiny_llama_dir",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny_gemma3_dir", "tiny_mixtral_dir")),
+    ],
+)
 def test_triton_kernels_behind_the_device_runner_draw_the_cpus_tokens(
     directory: str, request: pytest.FixtureRequest
 ) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from engine.choices import _check_columns, choose_forms
+from engine.choices import _check_columns, _check_experts, choose_forms
 from engine.config import ConfigError, EngineConfig, resolve_checkpoint
 from engine.startup import StageTimes, build_engine
 from kernels.cpu.backend import NativeBackend, TorchBackend
@@ -17,7 +18,7 @@ from models.spec import ModelSpec
 from models.weight_forms import Quantization
 
 
-@pytest.mark.parametrize("directory", ["tiny_llama_dir", "tiny_gemma3_dir"])
+@pytest.mark.parametrize("directory", ["tiny_llama_dir", "tiny_gemma3_dir", "tiny_mixtral_dir"])
 def test_c14_answers_of_quantised_weights_do_not_depend_on_company(
     rig: Callable, directory: str, request: pytest.FixtureRequest
 ) -> None:
@@ -56,6 +57,38 @@ def test_matrices_whose_columns_are_no_groups_stay_floats_with_a_warning_or_refu
     with pytest.raises(ConfigError, match=r"72, 100 columns cannot be cut .*, and this model has no others"):
         _check_columns(forms, with_columns(spec, 72, 100))
     assert _check_columns(choose_forms("auto", NativeBackend(NativeLibrary())), with_columns(spec, 72, 100)) == []
+
+
+def test_columns_of_experts_count_where_layers_have_them(tiny_mixtral_dir: Path) -> None:
+    forms = choose_forms("int8", NativeBackend(NativeLibrary()))
+    spec = resolve_checkpoint(str(tiny_mixtral_dir)).read_spec()
+    assert spec.experts is not None
+    odd = replace(spec, intermediate_size=100, experts=replace(spec.experts, intermediate_size=72))
+    assert _check_columns(forms, odd) == [
+        "--quantization int8: matrices of 72 columns cannot be cut into groups of 32, and stay floats"
+    ]
+    dense_first = replace(odd.layers[0], is_sparse=False)
+    [warning] = _check_columns(forms, replace(odd, layers=(dense_first, *odd.layers[1:])))
+    assert "matrices of 72, 100 columns" in warning
+
+
+def test_experts_that_stay_floats_are_told(tiny_mixtral_dir: Path, tiny_llama_dir: Path) -> None:
+    backend = NativeBackend(NativeLibrary())
+    stacking = SimpleNamespace(expert_product=lambda *args: None)
+    forms = choose_forms("int8", backend)
+    mixture, dense = (resolve_checkpoint(str(path)).read_spec() for path in (tiny_mixtral_dir, tiny_llama_dir))
+    assert _check_experts(forms, mixture, stacking) == [
+        "--quantization int8: experts stay floats on this device, which has no kernels yet"
+    ]
+    assert _check_experts(forms, mixture, backend) == []
+    assert _check_experts(forms, dense, stacking) == []
+    assert _check_experts(choose_forms("auto", backend), mixture, stacking) == []
+
+
+def test_int8_takes_about_a_byte_for_each_weight_of_an_expert(rig: Callable, tiny_mixtral_dir: Path) -> None:
+    plain, quantised = (rig(tiny_mixtral_dir, quantization=form).ready.weight_bytes for form in ("none", "int8"))
+    experts = 2 * 6 * 3 * 64 * 128
+    assert quantised < plain - experts * 4 + experts * 1.2
 
 
 def test_an_unknown_form_is_refused(tiny_llama_dir: Path) -> None:

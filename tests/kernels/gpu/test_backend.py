@@ -10,6 +10,7 @@ from kernels import composed
 from kernels.attention import AttentionBackend, AttentionMetadata, KVPages
 from kernels.gpu.backend import TritonBackend
 from kernels.gpu.dense_gemm import dense_gemm
+from kernels.gpu.moe_gemm import fixed_grouped_gemm, grouped_gemm
 
 BACKEND: AttentionBackend = TritonBackend()
 
@@ -93,6 +94,8 @@ def test_a_batch_may_be_a_view_into_larger_tables(make_batch: Callable) -> None:
 def test_float_weights_have_a_product_of_their_own_in_deterministic_mode_only() -> None:
     assert TritonBackend(is_deterministic=True).dense_product is dense_gemm
     assert BACKEND.dense_product is None
+    assert TritonBackend(is_deterministic=True).expert_product is fixed_grouped_gemm
+    assert BACKEND.expert_product is grouped_gemm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

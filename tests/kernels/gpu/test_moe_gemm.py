@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import reference_layers
-from kernels.gpu.moe_gemm import GemmTile, Grouping, grouped_gemm, grouped_gemm_tile
+from kernels.gpu.moe_gemm import GemmTile, fixed_grouped_gemm, grouped_gemm, grouped_gemm_tile
+from kernels.grouping import Grouping
 
 SMALL = GemmTile(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
 # Sums of about 70 products of numbers near 1, rounded to values below 64.
@@ -74,6 +75,14 @@ def test_a_row_has_the_same_bits_in_every_batch_of_the_same_tile(device: torch.d
     together = grouped_gemm(x, weight, offsets_of([21]).to(device), tile=SMALL)
     alone = grouped_gemm(x[20:], weight, offsets_of([1]).to(device), tile=SMALL)
     assert torch.equal(together[20:], alone)
+
+
+def test_rows_have_the_same_bits_in_batches_of_any_size_where_the_tile_is_fixed(device: torch.device) -> None:
+    x, weight = normal(300, 64).half().to(device), normal(2, 32, 64, seed=1).half().to(device)
+    together = fixed_grouped_gemm(x, weight, offsets_of([290, 10]).to(device))
+    alone = fixed_grouped_gemm(x[:1], weight, offsets_of([1, 0]).to(device))
+    assert torch.equal(together[:1], alone)
+    assert torch.equal(together[-10:], fixed_grouped_gemm(x[-10:], weight, offsets_of([0, 10]).to(device)))
 
 
 def test_an_empty_batch_is_an_empty_batch(device: torch.device) -> None:

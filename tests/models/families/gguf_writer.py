@@ -6,6 +6,7 @@ Writes the keys that every architecture has; a case adds its own, and says which
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
+_EXPERT = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's
 Array = npt.NDArray[Any]
 Change = Callable[[str, Array, Mapping[str, Any]], Array]
 
@@ -66,7 +69,7 @@ def write_gguf(
         add[type(value)](f"{architecture}.{key}", value)
     kind = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
-    for name, values in load_file(directory / "model.safetensors").items():
+    for name, values in _stacked(load_file(directory / "model.safetensors")).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(change(name, values, config), dtype=np.float32))
@@ -88,3 +91,17 @@ def interleaved_heads(name: str, values: Array, config: Mapping[str, Any]) -> Ar
     else:
         return values
     return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """``tensors`` with those of the experts of a layer in one, under the names that llama.cpp's converter makes up."""
+    stacked: dict[str, Array] = {}
+    experts: dict[str, dict[int, Array]] = {}
+    for name, values in tensors.items():
+        if (match := _EXPERT.fullmatch(name)) is None:
+            stacked[name] = values
+        else:
+            layer, number, part = match.groups()
+            merged = f"{layer}.mlp.experts.{_PROJECTIONS.get(part, part)}.weight"
+            experts.setdefault(merged, {})[int(number)] = values
+    return stacked | {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}

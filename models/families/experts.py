@@ -1,0 +1,54 @@
+"""Mixtures of experts as files write them down: their numbers, and the names of routers and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from models.fields import Fields
+from models.spec import ModelSpec
+from models.tensor_names import Cut, Placement
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def expert_count(fields: Fields) -> int:
+    """Configs call it one or the other."""
+    return fields.integer("num_local_experts" if fields.get("num_experts") is None else "num_experts")
+
+
+def each_expert(name: str) -> Cut:
+    """The cut of a stack that holds one tensor of every expert, called ``name`` within it."""
+
+    def cut(spec: ModelSpec) -> Iterator[Placement]:
+        for expert in _experts(spec):
+            yield Placement(f"mlp.experts.{expert}.{name}", expert=expert)
+
+    return cut
+
+
+def gate_and_up(spec: ModelSpec) -> Iterator[Placement]:
+    """A stack of each expert's gate and up projection, one after the other."""
+    assert spec.experts is not None
+    size = spec.experts.intermediate_size
+    for expert in _experts(spec):
+        yield Placement(f"mlp.experts.{expert}.gate_proj.weight", slice(0, size), expert)
+        yield Placement(f"mlp.experts.{expert}.up_proj.weight", slice(size, 2 * size), expert)
+
+
+def _experts(spec: ModelSpec) -> range:
+    assert spec.experts is not None
+    return range(spec.experts.num_experts)
+
+
+EXPERTS: dict[str, str | Cut] = {
+    "mlp.gate": "mlp.router",
+    **{f"mlp.experts.*.{name}": f"mlp.experts.*.{name}" for name in PROJECTIONS},
+    "mlp.experts.gate_up_proj": gate_and_up,
+    "mlp.experts.down_proj": each_expert("down_proj.weight"),
+}
+GGUF_EXPERTS: dict[str, str | Cut] = {
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": each_expert("gate_proj"),
+    "ffn_up_exps": each_expert("up_proj"),
+    "ffn_down_exps": each_expert("down_proj"),
+}
