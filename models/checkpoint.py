@@ -25,6 +25,7 @@ from models.model_files import (
     safetensors_of,
 )
 from models.registry import spec_from_config, spec_from_gguf
+from models.safetensors_file import SafetensorsFile
 from models.spec import ModelSpec
 
 __all__ = ["Checkpoint", "CheckpointFormat", "resolve_checkpoint"]
@@ -94,12 +95,17 @@ class Checkpoint:
                 raise CheckpointError(f"{index} names the shard {shard}, which is not in {self.path}")
         return tuple(self.path / shard for shard in shards)
 
-    def weight_map(self) -> Mapping[str, str]:
-        """Tensor name to file name, by the index; empty where there is none. Raises CheckpointError."""
+    def safetensors_files(self) -> tuple[SafetensorsFile, ...]:
+        """The open files of a checkpoint in Hugging Face layout, which hold what its index says. CheckpointError."""
+        if self.format is not CheckpointFormat.SAFETENSORS:
+            raise CheckpointError(f"{self.path} is not a directory of safetensors")
+        files = {path.name: SafetensorsFile(path) for path in self.weight_files()}
         index = self.path / INDEX
-        if self.format is CheckpointFormat.GGUF or not index.exists():
-            return {}
-        return _weight_map(_read_json(index), index)
+        if index.exists():
+            for tensor, shard in _weight_map(_read_json(index), index).items():
+                if tensor not in files[shard].tensors:
+                    raise CheckpointError(f"{index} names the tensor {tensor!r} in {shard}, which does not hold it")
+        return tuple(files.values())
 
 
 def resolve_checkpoint(model: str | None, *, revision: str | None = None, offline: bool = False) -> Checkpoint:

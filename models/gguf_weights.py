@@ -1,16 +1,14 @@
 """Weights of a GGUF file, put into place by all threads, in their own bits or as floats.
 
-Knows llama.cpp's blocks, not what its tensors are for. Takes one chunk of memory per thread at a time.
+Knows llama.cpp's blocks, not what its tensors are for. Takes a few chunks of memory per thread at a time: what was read
+of a file is given back once it is in its place.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,43 +16,34 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.cpu.quantised_matrix import PANEL_ROWS
 from kernels.products import KeptMatrix
+from models.chunks import place_chunks, row_chunks
 from models.errors import CheckpointError
 from models.gguf_file import GGUFTensor
+from models.mapped_file import MappedFile
 from models.parameter import Parameter
 from models.places import Places
 from models.tensor_names import Placement
 
-_CHUNK_ELEMENTS = 1 << 18  # 1 MiB of float32: stays in a core's second-level cache
 
-
-def load_gguf(
-    tensors: Mapping[str, GGUFTensor], path: Path, places: Places, report: Callable[[int, int], None]
-) -> None:
+def load_gguf(tensors: Mapping[str, GGUFTensor], places: Places, report: Callable[[int, int], None]) -> None:
     """Fill ``places`` from all ``tensors``; ``report`` hears of stored bytes (done, total). Raises CheckpointError."""
     total = sum(tensor.data.nbytes for tensor in tensors.values())
-    done = 0
-
-    def place(chunk: _Chunk) -> int:
-        num_bytes = chunk.place()
-        places.filled(chunk.parameter, chunk.num_elements)
-        return num_bytes
-
-    with _single_threads() as workers, ThreadPoolExecutor(workers, thread_name_prefix="dequantise") as pool:
-        for num_bytes in pool.map(place, _chunks(tensors, path, places)):
-            done += num_bytes
-            report(done, total)
+    place_chunks(_chunks(tensors, places), total, places, report)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some stored rows of a ``parameter`` and where they go: their values into ``view``, or they into ``kept``."""
+    """Some stored rows of a ``parameter`` and where they go: their values into ``view``, or they into ``kept``.
+
+    ``file`` is the file whose bytes the rows are; None where they are a copy.
+    """
 
     parameter: Parameter
     view: torch.Tensor | None
     rows: npt.NDArray[np.uint8]
     quantization: GGMLQuantizationType
+    file: MappedFile | None = None
     first_row: int = 0
     kept: KeptMatrix | None = None
     keeps_stored: bool = False
@@ -65,7 +54,6 @@ class _Chunk:
         return math.prod(shape) if len(shape) == 1 else len(self.rows) * math.prod(shape[1:])
 
     def place(self) -> int:
-        """Put the rows into their place; returns their stored bytes."""
         if self.kept is None:
             assert self.view is not None
             self.view.copy_(dequantized(self.rows, self.quantization))
@@ -73,40 +61,34 @@ class _Chunk:
             self.kept.pack_stored(self.first_row, torch.from_numpy(np.ascontiguousarray(self.rows)))
         else:
             self.kept.pack_floats(self.first_row, dequantized(self.rows, self.quantization))
+        if self.file is not None:
+            self.file.release(self.rows)
         return self.rows.nbytes
 
 
-@contextmanager
-def _single_threads() -> Iterator[int]:
-    """Give torch's threads to a pool of as many workers: an operation that a worker starts runs in that worker alone.
-
-    Threads that start meanwhile inherit the limit; nested teams would wait for each other on busy cores.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _chunks(tensors: Mapping[str, GGUFTensor], path: Path, places: Places) -> Iterator[_Chunk]:
+def _chunks(tensors: Mapping[str, GGUFTensor], places: Places) -> Iterator[_Chunk]:
     for tensor in tensors.values():
-        for placement, parameter in places.claim(tensor.name, tensor.shape, path):
+        for placement, parameter in places.claim(tensor.name, tensor.shape, tensor.file.path):
             kept = places.kept.get(placement.name)
             if len(parameter.shape) == 1:
                 yield _Chunk(parameter, parameter.view, _vector(tensor, placement), GGMLQuantizationType.F32)
                 continue
-            rows = _rows(tensor, placement)
+            rows, file = _rows(tensor, placement)
             for part in row_chunks(parameter.shape):
                 view = parameter.view[part] if kept is None else None
-                yield _Chunk(parameter, view, rows[part], tensor.quantization, part.start, kept, places.keeps_stored)
+                yield _Chunk(
+                    parameter, view, rows[part], tensor.quantization, file, part.start, kept, places.keeps_stored
+                )
 
 
-def _rows(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
-    """The stored rows of a part."""
+def _rows(tensor: GGUFTensor, placement: Placement) -> tuple[npt.NDArray[np.uint8], MappedFile | None]:
+    """The stored rows of a part, and the file they are in, if they are no copy."""
     rows = tensor.data if placement.expert is None else tensor.data[placement.expert]
-    return rows if placement.rows is None else rows[placement.rows]
+    if placement.rows is None or isinstance(placement.rows, slice):
+        return rows if placement.rows is None else rows[placement.rows], tensor.file
+    copied = rows[placement.rows]
+    tensor.file.release(rows)
+    return copied, None
 
 
 def _vector(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
@@ -115,13 +97,6 @@ def _vector(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
     if placement.expert is not None:
         values = values[placement.expert]
     return (values if placement.rows is None else values[placement.rows]).view(np.uint8)
-
-
-def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first dimension that hold about `_CHUNK_ELEMENTS` each, and begin at whole panels."""
-    step = max(1, _CHUNK_ELEMENTS // math.prod(shape[1:]) // PANEL_ROWS) * PANEL_ROWS
-    for start in range(0, shape[0], step):
-        yield slice(start, min(start + step, shape[0]))
 
 
 def dequantized(rows: npt.NDArray[np.uint8], quantization: GGMLQuantizationType) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 Knows which format is read by what, not families: a model says which parameters it has, and each tensor of the
 checkpoint goes straight into its place with one cast. Invariants: when `load_model` returns, every parameter was
-written exactly once; files are memory-mapped, so that no copy of the checkpoint is held beside the model; a weight is
-packed as soon as it is filled, so that two forms of it exist for one weight at a time (or per thread, of a GGUF file).
+written exactly once; files are read a few megabytes at a time, so that neither a copy nor a map of the checkpoint takes
+memory beside the model; a weight is packed as soon as it is filled, so that two forms of it exist for one weight at a
+time (or per thread, of a GGUF file).
 """
 
 from __future__ import annotations
@@ -57,11 +58,12 @@ def load_model(
         checkpoint.path,
         keeps_stored=forms is not None and forms.keeps_stored,
     )
+    del parameters  # whoever holds one holds the memory of its floats, also once they are packed
     report = on_progress or (lambda done, total: None)
     if checkpoint.format is CheckpointFormat.GGUF:
-        load_gguf(checkpoint.gguf_file().tensors, checkpoint.path, places, report)
+        load_gguf(checkpoint.gguf_file().tensors, places, report)
     else:
-        load_safetensors(checkpoint.weight_files(), places, report)
+        load_safetensors(checkpoint.safetensors_files(), places, report)
     places.require_all_filled()
     return model
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+_WINDOW = 2 << 20  # bytes of a file: Linux maps as much as this around a page that is touched, if it has it at hand
+
 
 class MappedFile:
     """A file that is not empty, mapped whole: ``buffer``, and ``bytes`` over the same. Raises OSError and ValueError.
@@ -31,10 +33,11 @@ class MappedFile:
 
     def release(self, part: npt.NDArray[np.generic]) -> None:
         """Give back the memory of ``part``, a contiguous view of ``bytes``; touched again, it is read again."""
-        start = part.ctypes.data - self.bytes.ctypes.data
-        first = start - start % mmap.PAGESIZE
-        end = min(start + part.nbytes, len(self))
-        if not 0 <= start <= end:
+        base = self.bytes.ctypes.data
+        start, end = part.ctypes.data - base, part.ctypes.data - base + part.nbytes
+        if not 0 <= start <= end <= len(self):
             raise ValueError(f"not a part of {self.path}")
-        if end > first and hasattr(mmap, "MADV_DONTNEED"):
-            self.buffer.madvise(mmap.MADV_DONTNEED, first, end - first)
+        first = start - start % _WINDOW  # whole windows: reading what is beside the part has mapped some of it again
+        last = min(len(self), end + -end % _WINDOW)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(mmap.MADV_DONTNEED, first, last - first)

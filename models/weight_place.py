@@ -1,9 +1,13 @@
 """WeightPlace: memory for a weight of floats, taken when somebody first asks for it.
 
-So that a model whose weights are kept in another form never needs the memory of floats, not even while it is loaded.
+So that a model whose weights are kept in another form never needs the memory of floats, not even while it is loaded. On
+CPUs it is taken from the system, page by page, and goes back there as soon as nobody holds it: an allocator would keep
+what a packed weight leaves, and loading would take twice the model's memory.
 """
 
 from __future__ import annotations
+
+import mmap
 
 import torch
 
@@ -26,8 +30,14 @@ class WeightPlace:
     @property
     def tensor(self) -> torch.Tensor:
         if self._tensor is None:
-            self._tensor = torch.empty(self.rows, self.columns, dtype=self.dtype, device=self.device)
+            self._tensor = self._taken()
         return self._tensor
+
+    def _taken(self) -> torch.Tensor:
+        if self.device.type != "cpu" or not self.nbytes:
+            return torch.empty(self.rows, self.columns, dtype=self.dtype, device=self.device)
+        memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(memory, dtype=self.dtype).view(self.rows, self.columns)
 
     @property
     def nbytes(self) -> int:

@@ -160,14 +160,7 @@ def test_the_embedding_of_the_default_model_is_that_of_the_gguf_library(default_
 
 @pytest.mark.usefixtures("unpacked")
 def test_shards_of_an_index_give_the_weights_of_one_file(llama_copy: Path, tiny_llama_dir: Path) -> None:
-    weights = load_file(llama_copy / "model.safetensors")
-    (llama_copy / "model.safetensors").unlink()
-    names = sorted(weights)
-    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, members in shards.items():
-        save_file({name: weights[name] for name in members}, llama_copy / file)
-    weight_map = {name: file for file, members in shards.items() for name in members}
-    (llama_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    in_two_shards(llama_copy)
     ours, expected = values(load(llama_copy)), values(load(tiny_llama_dir))
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
@@ -224,11 +217,77 @@ def test_a_tensor_in_two_shards_is_refused(llama_copy: Path) -> None:
         load(llama_copy)
 
 
-def test_a_damaged_safetensors_file_is_named(llama_copy: Path) -> None:
-    file = llama_copy / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
+def in_two_shards(directory: Path) -> Path:
+    """Cut the checkpoint into two shards, and write its index."""
+    weights = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weight_map = {name: f"{'ab'[number % 2]}.safetensors" for number, name in enumerate(sorted(weights))}
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({name: weights[name] for name in weights if weight_map[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+@pytest.mark.parametrize("content", ["truncated", "header only", "pickle", "empty"])
+def test_a_shard_that_cannot_be_read_is_named_before_anything_is_loaded(llama_copy: Path, content: str) -> None:
+    shard = in_two_shards(llama_copy) / "b.safetensors"
+    whole = shard.read_bytes()
+    cut = {"truncated": whole[:-100], "header only": whole[:1000], "pickle": b"\x80\x02" + bytes(100), "empty": b""}
+    shard.write_bytes(cut[content])
+    seen: list[tuple[int, int]] = []
+    with pytest.raises(CheckpointError, match=rf"{shard} is (truncated|too short)") as caught:
+        load(llama_copy, on_progress=lambda done, total: seen.append((done, total)))
+    assert ("the tensor 'model." in str(caught.value)) == (content == "truncated")
+    assert seen == []
+
+
+def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(llama_copy: Path) -> None:
+    index = in_two_shards(llama_copy) / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    name = "model.layers.0.mlp.up_proj.weight"
+    other = "b.safetensors" if weight_map[name] == "a.safetensors" else "a.safetensors"
+    index.write_text(json.dumps({"weight_map": weight_map | {name: other}}))
+    with pytest.raises(CheckpointError) as caught:
         load(llama_copy)
+    assert str(caught.value) == f"{index} names the tensor {name!r} in {other}, which does not hold it"
+
+
+def test_a_shape_that_is_wrong_names_the_shard_it_is_in(llama_copy: Path) -> None:
+    directory = in_two_shards(
+        rewrite(llama_copy, lambda weights: weights.update({"lm_head.weight": torch.zeros(3, 2)}))
+    )
+    shard = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]["lm_head.weight"]
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert str(caught.value).startswith(
+        f"{directory / shard}: the tensor 'lm_head.weight' has the shape (3, 2) and should"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int32, "I32"), (torch.int8, "I8"), (torch.bool, "BOOL")],
+)
+def test_a_tensor_that_holds_no_floats_is_named(llama_copy: Path, dtype: torch.dtype, name: str) -> None:
+    tensor = "model.layers.1.mlp.up_proj.weight"
+    directory = rewrite(llama_copy, lambda weights: weights.update({tensor: weights[tensor].to(dtype)}))
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert str(caught.value) == (
+        f"{directory}/model.safetensors: the tensor {tensor!r} is stored as {name}, and should be one of BF16, F16, "
+        "F32, F64"
+    )
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("chunk_elements", [1, 5000])
+def test_weights_are_the_same_in_chunks_of_any_size(
+    tiny_gemma3_dir: Path, monkeypatch: pytest.MonkeyPatch, chunk_elements: int
+) -> None:
+    expected = values(load(tiny_gemma3_dir))
+    monkeypatch.setattr("models.chunks._CHUNK_ELEMENTS", chunk_elements)
+    ours = values(load(tiny_gemma3_dir))
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
 def test_an_extra_tensor_of_a_gguf_file_is_named(tiny_gemma3_dir: Path, tmp_path: Path) -> None:
