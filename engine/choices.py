@@ -13,8 +13,7 @@ from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, Engin
 from engine.machine import usable_cores
 from kernels.attention import AttentionBackend
 from kernels.backends import check_page_dtype, choose_backend
-from models.checkpoint import CheckpointFormat
-from models.loader import stored_types
+from models.loader import stored_forms
 from models.spec import ModelSpec
 from models.weight_forms import Quantization, WeightForms
 
@@ -111,9 +110,7 @@ def _has_quantised(forms: WeightForms | None, checkpoint: Checkpoint, spec: Mode
     """Whether any weights are multiplied in quantised form."""
     if forms is None or not forms.keeps_stored:
         return forms is not None
-    if checkpoint.format is not CheckpointFormat.GGUF:
-        return False
-    kept, _ = forms.stored_names(stored_types(checkpoint, spec).values())
+    kept, _ = forms.stored_names(stored_forms(checkpoint, spec).values())
     return bool(kept)
 
 
@@ -158,7 +155,7 @@ def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dty
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
         return dtype
-    if spec.checkpoint_dtype not in ("bfloat16", "float16"):
+    if spec.checkpoint_dtype not in ("bfloat16", "float16") or (spec.codes is not None and device.type == "cpu"):
         return torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float16

@@ -19,8 +19,7 @@ from engine.messages import EngineReady, LoadProgress
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.setup import choose_setup
-from models.checkpoint import CheckpointFormat
-from models.loader import load_model, stored_types
+from models.loader import load_model, stored_forms
 from models.model import CausalLM
 from scheduler.config import SchedulerConfig
 from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
@@ -114,9 +113,7 @@ def _weight_form(choices: Choices) -> str:
         return floats
     if not choices.forms.keeps_stored:
         return choices.forms.quantization.value
-    if choices.checkpoint.format is not CheckpointFormat.GGUF:
-        return floats
-    kept, others = choices.forms.stored_names(stored_types(choices.checkpoint, choices.spec).values())
+    kept, others = choices.forms.stored_names(stored_forms(choices.checkpoint, choices.spec).values())
     if not kept:
         return f"{floats} (no kernels here for {', '.join(others)})" if others else floats
     rest = f"; {', '.join(others)} as {floats}" if others else ""

@@ -45,7 +45,8 @@ class Embedding:
     def parameters(self, name: str, head: MatrixProduct | None) -> NamedParameters:
         """The table; where ``head`` is tied to it, the head's as well."""
 
-        def keep(matrix: KeptMatrix) -> None:
+        def keep(matrix: KeptMatrix, order: torch.Tensor | None) -> None:
+            assert order is None, "rows of a table are looked up whole"
             self._kept = matrix
             if head is not None:
                 head.keep(0, matrix)

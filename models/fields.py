@@ -48,6 +48,10 @@ class Fields:
             raise self.error(key, f"should be an object and is {value!r}")
         return Fields(value, self.source, is_gguf=self.is_gguf)
 
+    def parts(self) -> list[Fields]:
+        """The fields of all objects in here."""
+        return [part for key in self._values if (part := self.part(key)) is not None]
+
     def without(self, *keys: str) -> Fields:
         """The same, but for keys that mean nothing in this family."""
         values = {key: value for key, value in self._values.items() if key not in keys}

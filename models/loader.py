@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from kernels.attention import AttentionBackend
 from models.checkpoint import Checkpoint, CheckpointFormat
+from models.codes.coded_tensors import CodedTensors
 from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.gguf_weights import load_gguf
@@ -25,7 +25,7 @@ from models.registry import family_of
 from models.safetensors_weights import load_safetensors
 from models.spec import ModelSpec
 from models.tensor_names import TensorNames
-from models.weight_forms import WeightForms
+from models.weight_forms import StoredForm, WeightForms
 
 Progress = Callable[[int, int], None]
 
@@ -47,9 +47,8 @@ def load_model(
     a tensor is missing, unknown, of another shape, or of a type that cannot be read.
     """
     model = Decoder(spec, backend, dtype=dtype, device=device)
-    stored = stored_types(checkpoint, spec) if checkpoint.format is CheckpointFormat.GGUF else {}
     parameters = model.parameters()
-    kept = {} if forms is None else forms.keep(parameters, stored, device)
+    kept = {} if forms is None else forms.keep(parameters, stored_forms(checkpoint, spec), device)
     places = Places(
         spec,
         _names(checkpoint, spec),
@@ -63,19 +62,22 @@ def load_model(
     if checkpoint.format is CheckpointFormat.GGUF:
         load_gguf(checkpoint.gguf_file().tensors, places, report)
     else:
-        load_safetensors(checkpoint.safetensors_files(), places, report)
+        load_safetensors(checkpoint.safetensors_files(), places, report, spec.codes)
     places.require_all_filled()
     return model
 
 
-def stored_types(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, GGMLQuantizationType]:
-    """The type of each parameter's tensor in a GGUF file."""
+def stored_forms(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredForm]:
+    """How the checkpoint stores each parameter that it does not store as plain floats, or that a GGUF file stores."""
     names = _names(checkpoint, spec)
-    return {
-        placement.name: tensor.quantization
-        for tensor in checkpoint.gguf_file().tensors.values()
-        for placement in names.placements(tensor.name, spec) or ()
-    }
+    if checkpoint.format is CheckpointFormat.GGUF:
+        stored = {name: StoredForm(one.quantization.name) for name, one in checkpoint.gguf_file().tensors.items()}
+    elif spec.codes is not None:
+        coded = CodedTensors(checkpoint.safetensors_files(), spec.codes)
+        stored = {f"{name}.weight": coded.form(name) for name in coded.names}
+    else:
+        return {}
+    return {placement.name: form for name, form in stored.items() for placement in names.placements(name, spec) or ()}
 
 
 def _names(checkpoint: Checkpoint, spec: ModelSpec) -> TensorNames:

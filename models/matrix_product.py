@@ -40,12 +40,14 @@ class MatrixProduct:
         self._packed: torch.Tensor | None = None
         self._parts: list[KeptMatrix | None] = [None] * num_parts
         self._kept: KeptProduct | None = None
+        self._order: torch.Tensor | None = None
         self._dense: DenseMatrix | None = None
         self._nbytes = place.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._kept is not None:
-            return self._finish(self._kept.multiply(x), x.dtype)
+            ordered = x if self._order is None else x.index_select(-1, self._order)
+            return self._finish(self._kept.multiply(ordered), x.dtype)
         if self._dense is not None:
             return self._dense.multiply(x)
         if self._packed is not None:
@@ -86,7 +88,7 @@ class MatrixProduct:
     @property
     def takes_prologues(self) -> bool:
         """Whether norms and gates are done on the way into the product: by the native library's."""
-        return self._dense is not None or isinstance(self._kept, QuantisedProduct)
+        return self._dense is not None or (isinstance(self._kept, QuantisedProduct) and self._order is None)
 
     def takes_gate(self, activation: str) -> bool:
         """Whether `of_gated` computes this activation."""
@@ -115,9 +117,14 @@ class MatrixProduct:
             return self._dense.sieve_nbytes
         return 0 if self._packed is None else self._nbytes
 
-    def keep(self, part: int, matrix: KeptMatrix) -> None:
-        """Take a part in quantised form; with the last of them the product changes form."""
+    def keep(self, part: int, matrix: KeptMatrix, order: torch.Tensor | None = None) -> None:
+        """Take a part in quantised form; with the last of them the product changes form.
+
+        ``order`` int64 [in_features], the same for all parts, says which input each column belongs to.
+        """
         self._parts[part] = matrix
+        if order is not None:
+            self._order = order.to(place.device) if (place := self._place) is not None else order
         parts = [one for one in self._parts if one is not None]
         if len(parts) == len(self._parts):
             self._kept = parts[0].joined(parts[1:])

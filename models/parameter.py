@@ -24,15 +24,16 @@ class Parameter:
     that carry it have their values: the model may then keep them in a faster form, and whoever holds a view holds
     memory that nobody needs.
 
-    ``keep``, where there is one, takes the weight in quantised form instead of values in ``view``; either all
-    parameters that carry the same ``when_filled`` are kept, or none.
+    ``keep``, where there is one, takes the weight in quantised form instead of values in ``view``, and the input that
+    each of its columns belongs to, if these are not in order; either all parameters that carry the same ``when_filled``
+    are kept, or none.
     """
 
     place: Callable[[], torch.Tensor]
     shape: tuple[int, ...]
     plus_one: bool = False
     when_filled: Callable[[], None] | None = None
-    keep: Callable[[KeptMatrix], None] | None = None
+    keep: Callable[[KeptMatrix, torch.Tensor | None], None] | None = None
 
     @classmethod
     def of(cls, tensor: torch.Tensor, *, plus_one: bool = False) -> Parameter:

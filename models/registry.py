@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from models.codes.codes_spec import read_codes
 from models.errors import CheckpointError
 from models.families.falcon import FALCON
 from models.families.family import Family
@@ -77,12 +78,12 @@ def spec_from_config(
     if family is None:
         raise _unsupported(source, name)
     fields = Fields(config, source)
-    if fields.get("quantization_config") is not None:
-        raise CheckpointError(f"{source}: quantization_config is not supported; serve the plain weights or a GGUF file")
+    quantization = fields.part("quantization_config")
+    codes = None if quantization is None else read_codes(quantization)
     generation = Fields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = generation.token_ids("bos_token_id") or fields.token_ids("bos_token_id")
     eos = generation.token_ids("eos_token_id") or fields.token_ids("eos_token_id")
-    return _completed(family, fields, bos, eos)
+    return replace(_completed(family, fields, bos, eos), codes=codes)
 
 
 def spec_from_gguf(file: GGUFFile) -> ModelSpec:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from kernels.products import KeptMatrix
-from models.chunks import place_chunks, row_chunks
+from models.chunks import Chunk, place_chunks, row_chunks
+from models.codes.coded_tensors import CodedTensors
+from models.codes.coded_weights import code_chunks
+from models.codes.codes_spec import CodesSpec
 from models.errors import CheckpointError
 from models.mapped_file import MappedFile
 from models.parameter import Parameter
@@ -25,11 +29,23 @@ from models.tensor_names import Placement
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
-def load_safetensors(files: Sequence[SafetensorsFile], places: Places, report: Callable[[int, int], None]) -> None:
-    """Fill ``places`` from all ``files``; ``report`` hears of stored bytes (done, total). Raises CheckpointError."""
+def load_safetensors(
+    files: Sequence[SafetensorsFile],
+    places: Places,
+    report: Callable[[int, int], None],
+    codes: CodesSpec | None = None,
+) -> None:
+    """Fill ``places`` from all ``files``; ``report`` hears of stored bytes (done, total). Raises CheckpointError.
+
+    ``codes``: those in which matrices are stored, if they are no floats.
+    """
     tensors = [tensor for file in files for tensor in file.tensors.values()]
     total = sum(tensor.data.nbytes for tensor in tensors)
-    place_chunks(_chunks(tensors, places), total, places, report)
+    if codes is None:
+        place_chunks(_chunks(tensors, places), total, places, report)
+    else:
+        coded = CodedTensors(files, codes)
+        place_chunks(chain[Chunk](code_chunks(coded, places), _chunks(coded.plain, places)), total, places, report)
 
 
 def float_values(tensor: SafetensorsTensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 
+from models.codes.codes_spec import CodesSpec
+
 
 class NormKind(enum.StrEnum):
     """RMSNorm (Zhang and Sennrich, 2019), or LayerNorm with a bias (Ba et al., 2016)."""
@@ -134,7 +136,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    checkpoint_dtype: str = "float32"  # dtype the checkpoint stores, or "float32" when it is quantised
+    checkpoint_dtype: str = "float32"  # dtype of the checkpoint's floats, or "float32" when a GGUF file is quantised
+    codes: CodesSpec | None = None  # in which codes the checkpoint's weights are published
 
     @property
     def num_layers(self) -> int:

@@ -163,7 +163,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         (LLAMA | {"rope_theta": 1.0}, "the rope base 1.0 should be above 1"),
         (LLAMA | {"partial_rotary_factor": 0.2}, "3 elements of heads of 16 cannot turn in pairs"),
         (LLAMA | {"partial_rotary_factor": 1.5}, "24 elements of heads of 16 cannot turn in pairs"),
-        (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq', which is not supported"),
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id should be a token id or a list of them and is '</s>'"),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which is not supported"),
         (GEMMA3 | {"layer_types": ["full_attention"]}, "layer_types should name one of"),

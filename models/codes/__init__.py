@@ -1,0 +1,1 @@
+"""Checkpoints whose weights are published as codes with scales: GPTQ, AWQ, compressed-tensors, fp8."""
