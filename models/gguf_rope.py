@@ -44,7 +44,7 @@ def gguf_rope_scaling(file: GGUFFile, prefix: str) -> dict[str, object] | None:
     if kind in (None, "none"):
         return None
     if kind == "yarn":
-        return _yarn(file, keys)
+        return _yarn(file, keys) | _temperature(file, prefix)
     return {"rope_type": kind, "factor": factor}
 
 
@@ -56,6 +56,14 @@ def _yarn(file: GGUFFile, keys: str) -> dict[str, object]:
     if scale := file.metadata.get(f"{keys}yarn_log_multiplier"):
         values |= {"mscale": 1.0, "mscale_all_dim": scale}
     return values
+
+
+def _temperature(file: GGUFFile, prefix: str) -> dict[str, object]:
+    """How Ministral 3 sharpens attention beyond its original length, which configs have in their rope."""
+    original, length = f"{prefix}rope.scaling.original_context_length", f"{prefix}attention.temperature_length"
+    if file.metadata.get(length, file.metadata.get(original)) != file.metadata.get(original):
+        raise CheckpointError(f"{file.path}: {length} other than {original} is not supported")
+    return {"llama_4_scaling_beta": file.metadata.get(f"{prefix}attention.temperature_scale")}
 
 
 def _factors(file: GGUFFile, name: str) -> list[float]:

@@ -25,19 +25,25 @@ from models.families.mistral import MISTRAL
 from models.families.mixtral import MIXTRAL
 from models.families.olmo2 import OLMO2
 from models.families.olmoe import OLMOE
+from models.families.phi3 import PHI3
+from models.families.qwen2 import QWEN2
 from models.families.qwen3 import QWEN3
 from models.families.qwen3_moe import QWEN3_MOE
 from models.families.rope import check_rope
+from models.families.smollm3 import SMOLLM3
 from models.families.stablelm import STABLELM
 from models.fields import Fields
 from models.gguf_description import gguf_fields, gguf_values
 from models.gguf_file import GGUFFile
-from models.spec import ModelSpec
+from models.spec import LayerSpec, ModelSpec
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
     MISTRAL,
+    QWEN2,
     QWEN3,
+    SMOLLM3,
+    PHI3,
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,
@@ -108,6 +114,7 @@ def _completed(family: Family, fields: Fields, bos: tuple[int, ...], eos: tuple[
         eos_token_ids=eos,
         checkpoint_dtype=str(dtype) if dtype in _DTYPES else "float32",
     )
+    spec = replace(spec, layers=tuple(_without_idle_window(layer, spec.max_position) for layer in spec.layers))
     for rope in {id(layer.rope): layer.rope for layer in spec.layers}.values():
         if rope is not None:
             check_rope(rope, spec.head_dim, fields.source)
@@ -118,6 +125,11 @@ def _completed(family: Family, fields: Fields, bos: tuple[int, ...], eos: tuple[
                 f"{spec.vocab_size} tokens"
             )
     return spec
+
+
+def _without_idle_window(layer: LayerSpec, max_position: int) -> LayerSpec:
+    """``layer``, without a window that hides nothing: it would have pages of a kind of its own for that."""
+    return replace(layer, window=None) if layer.window is not None and layer.window >= max_position else layer
 
 
 def _unsupported(source: str, name: object) -> CheckpointError:

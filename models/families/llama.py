@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from models.families.family import Family, Values
 from models.families.heads import read_heads
 from models.families.names import (
@@ -20,11 +22,13 @@ from models.spec import LayerSpec, ModelSpec
 from models.tensor_names import TensorNames
 
 
-def read_llama(fields: Fields) -> ModelSpec:
-    """A Llama; other families change what differs."""
+def read_llama(
+    fields: Fields, *, default_theta: float = 10_000.0, rope_aliases: Mapping[str, str] | None = None
+) -> ModelSpec:
+    """A Llama; other families change what differs. ``rope_aliases``: see `read_rope`."""
     fields.refuse_unless("num_local_experts", 0)
     heads = read_heads(fields)
-    rope = read_rope(fields, head_dim=heads.dim)
+    rope = read_rope(fields, default_theta=default_theta, head_dim=heads.dim, aliases=rope_aliases)
     layer = LayerSpec(fields.optional_integer("sliding_window"), rope)
     has_bias = fields.flag("attention_bias", default=False)
     return ModelSpec(
@@ -56,17 +60,19 @@ def _has_no_experts(values: Values) -> bool:
     return not values.get("num_local_experts")
 
 
+# Also of what llama.cpp turns as it does Llamas: neighbours, not halves.
+LLAMA_GGUF_NAMES = TensorNames(
+    "blk.",
+    GGUF_TOP,
+    GGUF_ATTENTION | GGUF_GATED_MLP | GGUF_NORMS_BEFORE | {"attn_q": interleaved_query, "attn_k": interleaved_key},
+    ignored=GGUF_IGNORED,
+)
 LLAMA = Family(
     "llama",
-    architectures=("LlamaForCausalLM",),
+    architectures=("LlamaForCausalLM", "llama"),
     read=_read,
     names=LLAMA_NAMES,
     gguf_architectures=("llama",),
-    gguf_names=TensorNames(
-        "blk.",
-        GGUF_TOP,
-        GGUF_ATTENTION | GGUF_GATED_MLP | GGUF_NORMS_BEFORE | {"attn_q": interleaved_query, "attn_k": interleaved_key},
-        ignored=GGUF_IGNORED,
-    ),
+    gguf_names=LLAMA_GGUF_NAMES,
     takes_gguf=_has_no_experts,
 )

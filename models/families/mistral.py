@@ -1,9 +1,51 @@
-"""Mistral (Jiang et al., 2023): a Llama whose layers may all see a window only. Its GGUF files call it "llama"."""
+"""Mistral (Jiang et al., 2023) and Ministral: a Llama some or all of whose layers see a window only.
+
+Most of their GGUF files call them "llama"; those with Ministral 3's rope are of an architecture of their own.
+"""
 
 from __future__ import annotations
 
-from models.families.family import Family
-from models.families.llama import read_llama
-from models.families.names import LLAMA_NAMES
+from dataclasses import replace
 
-MISTRAL = Family("mistral", architectures=("MistralForCausalLM",), read=read_llama, names=LLAMA_NAMES)
+from models.families.family import Family
+from models.families.llama import LLAMA_GGUF_NAMES, read_llama
+from models.families.names import LLAMA_NAMES
+from models.families.windows import SLIDING, read_windows, with_windows
+from models.fields import Fields
+from models.spec import ModelSpec
+
+
+def _read(fields: Fields) -> ModelSpec:
+    spec = read_llama(fields)
+    if fields.get("layer_types") is not None:
+        spec = with_windows(spec, read_windows(fields, [SLIDING] * spec.num_layers))
+    return _before_temperature(fields, spec)
+
+
+def _before_temperature(fields: Fields, spec: ModelSpec) -> ModelSpec:
+    """``spec`` for contexts in which Ministral 3 does not sharpen attention yet, which is not computed here.
+
+    Its factor is ``1 + beta * log(1 + floor(position / original length))``: 1 within the original length.
+    """
+    scaling = fields.part("rope_parameters") or fields.part("rope_scaling")
+    if scaling is None or not scaling.get("llama_4_scaling_beta"):
+        return spec
+    original = scaling.integer("original_max_position_embeddings")
+    return replace(spec, max_position=min(spec.max_position, original))
+
+
+MISTRAL = Family(
+    "mistral",
+    architectures=(
+        "MistralForCausalLM",
+        "mistral",
+        "MinistralForCausalLM",
+        "ministral",
+        "Ministral3ForCausalLM",
+        "ministral3",
+    ),
+    read=_read,
+    names=LLAMA_NAMES,
+    gguf_architectures=("mistral3",),
+    gguf_names=LLAMA_GGUF_NAMES,
+)

@@ -18,14 +18,15 @@ from models.families.names import (
     TOP,
     gguf_names,
 )
+from models.families.windows import read_late_windows, with_windows
 from models.fields import Fields
 from models.spec import ModelSpec, QKNorm
 from models.tensor_names import TensorNames
 
 
 def _read(fields: Fields) -> ModelSpec:
-    fields.refuse_unless("use_sliding_window", False)
-    return replace(read_llama(fields.without("sliding_window")), qk_norm=QKNorm.HEAD)
+    spec = read_llama(fields.without("sliding_window"))
+    return replace(with_windows(spec, read_late_windows(fields)), qk_norm=QKNorm.HEAD)
 
 
 QWEN3 = Family(

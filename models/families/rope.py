@@ -15,7 +15,6 @@ from models.errors import CheckpointError
 from models.fields import Fields
 from models.spec import RopeSpec
 
-_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _LENGTH = "max_position_embeddings"
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -26,7 +25,7 @@ def read_rope(
     default_theta: float = 10_000.0,
     head_dim: int | None = None,
     default_part: float = 1.0,
-    aliases: Mapping[str, str] = _NO_ALIASES,
+    aliases: Mapping[str, str] | None = None,
 ) -> RopeSpec:
     """The rope of a model that has one, from ``rope_theta`` and ``rope_scaling`` or the newer ``rope_parameters``.
 
@@ -65,7 +64,7 @@ def rope_of_dim(rope: RopeSpec, dim: int) -> RopeSpec:
 
 
 def scaled_rope(
-    fields: Fields, theta: float, scaling: Fields | None, aliases: Mapping[str, str] = _NO_ALIASES
+    fields: Fields, theta: float, scaling: Fields | None, aliases: Mapping[str, str] | None = None
 ) -> RopeSpec:
     """``scaling`` is a config's ``rope_scaling``, or an entry of the newer ``rope_parameters``, with theta in it."""
     if scaling is None:
@@ -74,7 +73,7 @@ def scaled_rope(
         scaling.refuse_unless(kind)
     theta = scaling.number("rope_theta", theta)
     name = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    read = _RULES.get(aliases.get(name, name))
+    read = _RULES.get((aliases or {}).get(name, name))
     if read is None:
         known = ", ".join(rule for rule in _RULES if rule != "factors")
         raise fields.error("rope_scaling", f"is of type {name!r}; supported are {known}")

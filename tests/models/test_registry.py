@@ -30,6 +30,9 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
 }
+MISTRAL, QWEN2, PHI3, SMOLLM3 = (
+    LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in ("Mistral", "Qwen2", "Phi3", "SmolLM3")
+)
 DYNAMIC: dict[str, Any] = {"type": "dynamic", "factor": 2.0}
 LLAMA3_ROPE: dict[str, Any] = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN: dict[str, Any] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -163,6 +166,19 @@ def test_a_missing_key_is_named(key: str) -> None:
         (LLAMA | {"rope_theta": 1.0}, "the rope base 1.0 should be above 1"),
         (LLAMA | {"partial_rotary_factor": 0.2}, "3 elements of heads of 16 cannot turn in pairs"),
         (LLAMA | {"partial_rotary_factor": 1.5}, "24 elements of heads of 16 cannot turn in pairs"),
+        (MISTRAL | {"layer_types": ["sliding_attention"] * 3}, "layer_types should name one of"),
+        (MISTRAL | {"layer_types": ["sliding_attention"] * 2}, "the key 'sliding_window' is missing"),
+        (MISTRAL | {"sliding_window": -1}, "sliding_window should be a positive whole number and is -1"),
+        (QWEN2 | {"use_sliding_window": 1}, "use_sliding_window should be true or false and is 1"),
+        (
+            QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": "all"},
+            "max_window_layers should be a positive whole number and is 'all'",
+        ),
+        (PHI3 | {"attention_bias": True}, "attention_bias is True, which is not supported"),
+        (PHI3 | {"full_attn_mod": 2}, "full_attn_mod is 2, which is not supported"),
+        (PHI3 | {"rope_scaling": YARN}, "the key 'short_factor' is missing"),
+        (SMOLLM3 | {"no_rope_layer_interval": 0}, "no_rope_layer_interval should be a positive whole number and is 0"),
+        (LLAMA | {"sliding_window": 4096}, "sliding_window is 4096, which is not supported"),
         (LLAMA | {"quantization_config": {"quant_method": "hqq"}}, "quant_method is 'hqq', which is not supported"),
         (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id should be a token id or a list of them and is '</s>'"),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, which is not supported"),

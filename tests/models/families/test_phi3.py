@@ -1,0 +1,151 @@
+"""Phi 3 and Phi-4-mini give what transformers' class of that name gives: fused tensors, partial rotary, LongRoPE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.registry import spec_from_config
+from models.spec import RopeSpec
+from tests.models.families.family_case import Expected, FamilyCase
+from tests.models.families.gguf_writer import write_gguf
+
+SHORT = [1.0, 1.1, 1.2, 1.3, 1.5, 1.7]
+LONG = [1.0, 1.5, 2.5, 5.0, 9.0, 16.0]
+
+
+def longrope(original: int, **more: Any) -> dict[str, Any]:
+    """A head of 16 elements of which 12 turn, as three quarters of Phi-4-mini's do."""
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": SHORT,
+            "long_factor": LONG,
+            **more,
+        },
+    }
+
+
+CASES = {
+    case.name: case
+    for case in [
+        FamilyCase("phi3 with a window", "phi3", {"sliding_window": 24}),
+        FamilyCase(
+            "phi4 mini",
+            "phi3",
+            longrope(16) | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+            lengths=(17, 90),
+        ),
+        FamilyCase("phi4 mini, short", "phi3", longrope(128) | {"num_key_value_heads": 1}, max_model_len=128),
+    ]
+}
+PHI4_MINI: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 199999,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 199999,
+    "full_attn_mod": 1,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "phi3",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 200064,
+}
+
+
+@pytest.fixture(scope="module")
+def directories(make_checkpoints: Any) -> dict[str, Path]:
+    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
+    return checkpoints
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize("chunk", [7, 90])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    name: str, chunk: int, directories: dict[str, Path], agrees: Any
+) -> None:
+    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
+
+
+@pytest.mark.usefixtures("single_thread")
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_model_in_a_gguf_file_computes_the_same(
+    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    keys: dict[str, Any] = {
+        "attention.sliding_window": case.config.get("sliding_window", 0),
+        "rope.dimension_count": 16,
+    }
+    tensors = {}
+    if "rope_parameters" in case.config:
+        keys |= {
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": case.config["original_max_position_embeddings"],
+        }
+        tensors = {"rope_factors_long.weight": LONG, "rope_factors_short.weight": SHORT}
+    path = write_gguf(directories[name], tmp_path / "model.gguf", "phi3", keys=keys, tensors=tensors)
+    agrees(path, case, Expected.read(directories[name]), chunk=90)
+
+
+def test_the_config_of_phi4_mini_is_read_as_published() -> None:
+    spec = spec_from_config(PHI4_MINI)
+    assert (spec.num_layers, spec.num_q_heads, spec.num_kv_heads, spec.head_dim) == (32, 24, 8, 128)
+    assert (spec.max_position, spec.vocab_size, spec.tied_embeddings) == (131072, 200064, True)
+    layer = spec.layers[0]
+    assert spec.layers == (layer,) * 32
+    assert layer.window is None  # 262,144 positions hide nothing of 131,072
+    assert layer.rope == RopeSpec(
+        10_000.0,
+        "longrope",
+        {"original_max_position_embeddings": 4096},
+        frequency_factors=(1.0,) * 48,
+        long_factors=(2.0,) * 48,
+        attention_factor=(1 + 5 / 12) ** 0.5,  # the context is 2^5 times the original, which is 2^12
+        dim=96,
+    )
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_older_names_of_longrope_are_read_as_it(name: str) -> None:
+    rope = PHI4_MINI["rope_scaling"] | {"type": name}
+    assert spec_from_config(PHI4_MINI | {"rope_scaling": rope}) == spec_from_config(PHI4_MINI)
+
+
+def test_the_window_of_phi3_mini_is_on_all_layers() -> None:
+    changes = {
+        "rope_scaling": None,
+        "sliding_window": 2047,
+        "max_position_embeddings": 4096,
+        "partial_rotary_factor": None,
+    }
+    spec = spec_from_config(PHI4_MINI | changes)
+    assert {layer.window for layer in spec.layers} == {2047}
+    assert spec.layers[0].rope == RopeSpec(10_000.0)
