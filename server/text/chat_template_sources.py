@@ -12,7 +12,7 @@ from typing import Final
 
 from server.text.chat_template import ChatTemplate, ChatTemplates
 from server.text.errors import ChatTemplateError
-from server.text.hf_vocabulary import read_tokenizer_config
+from server.text.tokenizer_config import read_json
 
 PLAIN_TRANSCRIPT_NAME: Final = "plain-transcript"
 
@@ -38,7 +38,7 @@ def templates_from_directory(directory: Path) -> ChatTemplates | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
         return _only(_read(path))
-    entry = read_tokenizer_config(directory).get("chat_template")
+    entry = read_json(directory / "tokenizer_config.json").get("chat_template")
     if entry is None:
         return None
     if isinstance(entry, str):

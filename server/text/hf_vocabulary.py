@@ -1,38 +1,73 @@
 """Loads the vocabulary of a model directory in Hugging Face layout.
 
-``tokenizer.json`` is the vocabulary; ``tokenizer_config.json`` names the special tokens and may say whether prompts
-begin with BOS. Never reaches the network, and knows nothing of weights.
+``tokenizer.json`` is the vocabulary where there is one. Else it is made of ``vocab.json`` and ``merges.txt``, of
+``tokenizer.model`` or of ``tekken.json``, as transformers makes it. ``tokenizer_config.json`` names the special tokens;
+whether prompts begin with BOS is for ``tokenizer.json`` to say, and for the configuration where there is none. Never
+reaches the network, and knows nothing of weights.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tokenizers
+from tokenizers import AddedToken
 
+from server.text.byte_level_backend import compile_byte_level
 from server.text.errors import TokenizerError
+from server.text.merge_cache import MergeCache, default_cache_directory
+from server.text.sentencepiece_backend import SpaceBefore, compile_sentencepiece
+from server.text.sentencepiece_file import read_sentencepiece_file
+from server.text.sentencepiece_model import PieceType
+from server.text.split_rules import CLASS_RULES
+from server.text.tekken_file import read_tekken_file
 from server.text.token_spelling import TokenSpelling
+from server.text.tokenizer_config import TokenizerConfig, read_json, read_tokenizer_config
 from server.text.vocabulary import Vocabulary
 
+_RENUMBERING_CLASSES: Final = frozenset(
+    f"{name}Tokenizer" for name in ("XGLM", "XLMRoberta", "Camembert", "MBart", "MBart50", "Nllb")
+)
+_MODEL_CLASSES: Final = {"gpt2": "GPT2Tokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+_ENDOFTEXT: Final = "<|endoftext|>"
 
-def load_directory(directory: Path) -> Vocabulary:
-    """The vocabulary in ``directory``; raises TokenizerError if a file is missing, broken or of an unknown kind."""
-    backend = _backend(directory)
-    config = read_tokenizer_config(directory)
-    special_tokens = {
-        name: text
-        for name, value in config.items()
-        if name.endswith("_token") and (text := _token_text(value)) is not None
-    }
-    bos = _token_id(backend, special_tokens, "bos_token")
-    eos = _token_id(backend, special_tokens, "eos_token")
-    prefix, suffix = _surrounding_ids(backend)
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A vocabulary as its file has it, and the configuration with the file's own conventions filled in.
+
+    ``prefix_ids`` and ``suffix_ids`` are what the file itself puts around a text; None where the configuration decides.
+    """
+
+    backend: tokenizers.Tokenizer
+    spelling: TokenSpelling
+    config: TokenizerConfig
+    prefix_ids: tuple[int, ...] | None = None
+    suffix_ids: tuple[int, ...] | None = None
+
+
+def load_directory(directory: Path, cache_directory: Path | None = None) -> Vocabulary:
+    """The vocabulary in ``directory``; raises TokenizerError if a file is missing, broken or of an unknown kind.
+
+    ``cache_directory`` keeps what is slow to derive (default: `default_cache_directory`).
+    """
+    cache = MergeCache(cache_directory or default_cache_directory())
+    compiled = _compiled(directory, read_tokenizer_config(directory), cache)
+    backend, config, spelling = compiled.backend, compiled.config, compiled.spelling
+    _add_tokens(backend, config)
+    bos = _token_id(backend, config.named, "bos_token")
+    eos = _token_id(backend, config.named, "eos_token")
+    prefix, suffix = compiled.prefix_ids, compiled.suffix_ids
+    if prefix is None:
+        prefix = (bos,) if config.adds_bos and bos is not None else ()
+    if suffix is None:
+        suffix = (eos,) if config.adds_eos and eos is not None else ()
     added = backend.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-    spelling = _spelling(backend)
     return Vocabulary(
         backend=backend,
         spelling=spelling,
@@ -40,37 +75,36 @@ def load_directory(directory: Path) -> Vocabulary:
         size=max([backend.get_vocab_size(with_added_tokens=True), *(token_id + 1 for token_id in added)]),
         special_ids=special_ids,
         verbatim_ids=frozenset(added) if spelling is TokenSpelling.BYTE_LEVEL else special_ids,
-        prefix_ids=_switched(prefix, bos, config.get("add_bos_token"), at_start=True),
-        suffix_ids=_switched(suffix, eos, config.get("add_eos_token"), at_start=False),
+        prefix_ids=prefix,
+        suffix_ids=suffix,
         bos_token_id=bos,
         eos_token_ids=() if eos is None else (eos,),
-        special_tokens=special_tokens,
+        special_tokens=config.named,
     )
 
 
-def read_tokenizer_config(directory: Path) -> Mapping[str, Any]:
-    """``tokenizer_config.json`` of ``directory``; empty if there is none. Raises TokenizerError if it is broken."""
-    path = directory / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{path} must hold a JSON object.")
-    return config
-
-
-def _backend(directory: Path) -> tokenizers.Tokenizer:
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        if (directory / "tokenizer.model").is_file():
+def _compiled(directory: Path, config: TokenizerConfig, cache: MergeCache) -> _Compiled:
+    """The first vocabulary that ``directory`` has, in the order in which transformers looks for them."""
+    if (directory / "tokenizer.json").is_file():
+        return _from_tokenizer_json(directory / "tokenizer.json", config)
+    if (directory / "tokenizer.model").is_file():
+        return _from_sentencepiece(directory / "tokenizer.model", config, cache)
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return _from_merges(directory, config)
+    if (directory / "tekken.json").is_file():
+        return _from_tekken(directory / "tekken.json", config)
+    for path in [*sorted(directory.glob("*.tiktoken")), directory / "tiktoken.model"]:
+        if path.is_file():
             raise TokenizerError(
-                f"{directory} has a tokenizer.model but no tokenizer.json; save the tokenizer once with transformers'"
-                " AutoTokenizer to get one."
+                f"{path} is a vocabulary in tiktoken's format, which is not served without a tokenizer.json; save the"
+                " tokenizer once with transformers' AutoTokenizer to get one."
             )
-        raise TokenizerError(f"{directory} has no tokenizer.json.")
+    raise TokenizerError(
+        f"{directory} has no tokenizer.json, and none of tokenizer.model, vocab.json with merges.txt, and tekken.json."
+    )
+
+
+def _from_tokenizer_json(path: Path, config: TokenizerConfig) -> _Compiled:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -78,21 +112,86 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
     # Training leftovers: a prompt must reach the model whole and unpadded.
     backend.no_truncation()
     backend.no_padding()
-    return backend
+    prefix, suffix = _surrounding_ids(backend)
+    return _Compiled(backend, _spelling(backend), config, prefix, suffix)
 
 
-def _token_text(value: object) -> str | None:
-    """A special token's text, given as a string or as an object with its ``content``."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+def _from_sentencepiece(path: Path, config: TokenizerConfig, cache: MergeCache) -> _Compiled:
+    if config.tokenizer_class in _RENUMBERING_CLASSES:
+        raise TokenizerError(
+            f"{path} belongs to a {config.tokenizer_class}, which renumbers its pieces; that is not served without a"
+            " tokenizer.json."
+        )
+    model = read_sentencepiece_file(path)
+    space_before = SpaceBefore.EVERY_STRETCH if config.is_legacy else SpaceBefore.FIRST_STRETCH
+    backend = compile_sentencepiece(model, cache, space_before=space_before)
+    ids = {"bos_token": model.bos_id, "eos_token": model.eos_id, "unk_token": model.unknown_id}
+    named = {name: model.pieces[i] for name, i in ids.items() if 0 <= i < len(model.pieces)}
+    has_bytes = model.byte_fallback and bool(model.ids_of(PieceType.BYTE))
+    spelling = TokenSpelling.SENTENCEPIECE if has_bytes else TokenSpelling.SENTENCEPIECE_WITHOUT_BYTES
+    return _Compiled(backend, spelling, replace(config, named={**named, **config.named}))
 
 
-def _token_id(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], name: str) -> int | None:
-    text = special_tokens.get(name)
+def _from_merges(directory: Path, config: TokenizerConfig) -> _Compiled:
+    kind = config.tokenizer_class or _MODEL_CLASSES.get(read_json(directory / "config.json").get("model_type", ""))
+    if kind is None or kind not in CLASS_RULES:
+        known = ", ".join(CLASS_RULES)
+        raise TokenizerError(
+            f"{directory} has vocab.json and merges.txt, but no tokenizer.json to say how a text is cut, and its"
+            f" tokenizer_class ({kind}) is none of {known}."
+        )
+    vocabulary = read_json(directory / "vocab.json")
+    path = directory / "merges.txt"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}.") from error
+    merges = []
+    for line in lines:
+        if line.strip() and not line.startswith("#version"):
+            left, separator, right = line.rstrip("\r").partition(" ")
+            if not separator or not {left, right, left + right} <= vocabulary.keys():
+                raise TokenizerError(f"The line {line!r} of {path} does not join two tokens into a third.")
+            merges.append((left, right))
+    names = ("eos_token", "unk_token", "pad_token" if kind == "Qwen2Tokenizer" else "bos_token")
+    named = dict.fromkeys(names, _ENDOFTEXT) if _ENDOFTEXT in vocabulary else {}
+    backend = compile_byte_level(vocabulary, merges, CLASS_RULES[kind])
+    return _Compiled(backend, TokenSpelling.BYTE_LEVEL, replace(config, named={**named, **config.named}))
+
+
+def _from_tekken(path: Path, config: TokenizerConfig) -> _Compiled:
+    tekken = read_tekken_file(path)
+    backend = compile_byte_level(tekken.ids, tekken.merges, tekken.rule)
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tekken.specials])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    named = {name: text for name, text in names.items() if text in tekken.ids}
+    config = replace(config, named={**named, **config.named}, adds_bos=True)
+    return _Compiled(backend, TokenSpelling.BYTE_LEVEL, config)
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    """Add to ``backend`` what the configuration says of tokens it has, and the tokens that follow on its last."""
+    known = {token_id: repr(token) for token_id, token in backend.get_added_tokens_decoder().items()}
+    for token_id, token in sorted(config.added.items()):
+        place = backend.token_to_id(token.content)
+        if place is None and token_id == backend.get_vocab_size(with_added_tokens=True):
+            place = token_id
+        if place == token_id and known.get(token_id) != repr(token):
+            backend.add_tokens([token])
+    added = config.added or backend.get_added_tokens_decoder()
+    by_text = {token.content: token for token in added.values()}
+    for text in dict.fromkeys([*config.named.values(), *config.specials]):
+        if backend.token_to_id(text) is not None:
+            token = by_text.get(text) or AddedToken(text, normalized=False)
+            token.special = True
+            backend.add_special_tokens([token])
+
+
+def _token_id(backend: tokenizers.Tokenizer, named: Mapping[str, str], name: str) -> int | None:
+    text = named.get(name)
     if text is None:
         return None
-    token_id = backend.token_to_id(text)
+    token_id: int | None = backend.token_to_id(text)
     if token_id is None:
         raise TokenizerError(f"tokenizer_config.json names {text!r} as {name}, but the vocabulary has no such token.")
     return token_id
@@ -106,17 +205,6 @@ def _surrounding_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tu
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
     return (), ()
-
-
-def _switched(ids: tuple[int, ...], token_id: int | None, wanted: object, *, at_start: bool) -> tuple[int, ...]:
-    """``ids`` with ``token_id`` present or absent as ``wanted`` says; unchanged unless it is true or false."""
-    if token_id is None or not isinstance(wanted, bool):
-        return ids
-    if not wanted:
-        return tuple(other for other in ids if other != token_id)
-    if token_id in ids:
-        return ids
-    return (token_id, *ids) if at_start else (*ids, token_id)
 
 
 def _spelling(backend: tokenizers.Tokenizer) -> TokenSpelling:

@@ -33,9 +33,9 @@ class Tokenizer:
         self._adds_space = self._join(self._encode("a")).startswith(b" ")
 
     @classmethod
-    def from_directory(cls, directory: str | Path) -> Tokenizer:
+    def from_directory(cls, directory: str | Path, *, cache_directory: Path | None = None) -> Tokenizer:
         """Load a model directory in Hugging Face layout; raises TokenizerError."""
-        return cls(load_directory(Path(directory)))
+        return cls(load_directory(Path(directory), cache_directory))
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], *, cache_directory: Path | None = None) -> Tokenizer:

@@ -175,7 +175,7 @@ def test_second_load_reads_the_merges_from_the_cache(
     sentencepiece_metadata: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Tokenizer.from_gguf(sentencepiece_metadata, cache_directory=tmp_path).encode("hello wor hello")
-    monkeypatch.setattr("server.text.gguf_vocabulary._merges_by_score", None)
+    monkeypatch.setattr("server.text.ranked_merges.splits_in_two", None)
     second = Tokenizer.from_gguf(sentencepiece_metadata, cache_directory=tmp_path).encode("hello wor hello")
     assert second == first
 
@@ -257,7 +257,7 @@ def test_llama3_files_begin_with_bos_unless_they_say_otherwise(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("pre", "viking", '"viking" is not supported'),
+        ("pre", "whitespace", '"whitespace" is not supported'),
         ("model", "bert", '"bert" is not supported'),
         ("model", None, "has no tokenizer.ggml.model"),
         ("tokens", None, "has no tokenizer.ggml.tokens"),

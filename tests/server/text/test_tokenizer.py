@@ -80,9 +80,9 @@ def test_post_processor_decides_on_bos_and_can_be_switched_off_per_call(tmp_path
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (257, (258,))
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [(True, [257, 256]), (False, [256])])
-@pytest.mark.parametrize("post_processor", [True, False])
-def test_add_bos_token_in_the_configuration_has_the_last_word(
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(("post_processor", "expected"), [(True, [257, 256]), (False, [256])])
+def test_post_processor_has_the_last_word_over_add_bos_token_in_the_configuration(
     tmp_path: Path, wanted: bool, expected: list[int], post_processor: bool
 ) -> None:
     backend = byte_level_backend()
@@ -125,8 +125,9 @@ def test_chat_prompt_gets_no_bos_from_a_tokenizer_that_adds_none(tmp_path: Path)
 
 
 def test_chat_prompt_never_ends_with_the_eos_that_plain_prompts_get(tmp_path: Path) -> None:
-    config = {"eos_token": "<eos>", "add_eos_token": True}
-    tokenizer = Tokenizer.from_directory(save(tmp_path, byte_level_backend(), config))
+    backend = byte_level_backend()
+    backend.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 258)])
+    tokenizer = Tokenizer.from_directory(save(tmp_path, backend, {"eos_token": "<eos>"}))
     assert tokenizer.encode("he") == [256, 258]
     assert tokenizer.encode_chat("he") == [256]
 
@@ -163,12 +164,6 @@ def test_special_tokens_are_named_for_templates(tmp_path: Path) -> None:
     config = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "pad_token": None, "add_bos_token": True}
     tokenizer = Tokenizer.from_directory(save(tmp_path, byte_level_backend(), config))
     assert tokenizer.special_tokens == {"bos_token": "<bos>", "eos_token": "<eos>"}
-
-
-def test_directory_with_only_a_sentencepiece_model_says_how_to_get_a_tokenizer_json(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model but no tokenizer\.json; save the tokenizer"):
-        Tokenizer.from_directory(tmp_path)
 
 
 def test_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
