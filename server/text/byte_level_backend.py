@@ -20,11 +20,18 @@ def compile_byte_level(
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=dict(ids), merges=list(merges), ignore_merges=rule.takes_wholes, fuse_unk=False)
     )
-    steps: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(tokenizers.Regex(expression), "isolated") for expression in rule.expressions
-    ]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *([pre_tokenizers.Punctuation("contiguous")] if rule.parts_punctuation else []),
+            *_cutters(rule.expressions),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            *_cutters(rule.byte_expressions),
+        ]
+    )
     if rule.composes:
         backend.normalizer = normalizers.NFC()
     return backend
+
+
+def _cutters(expressions: Sequence[str]) -> list[pre_tokenizers.PreTokenizer]:
+    return [pre_tokenizers.Split(tokenizers.Regex(expression), "isolated") for expression in expressions]

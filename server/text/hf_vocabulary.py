@@ -123,13 +123,21 @@ def _from_sentencepiece(path: Path, config: TokenizerConfig, cache: MergeCache) 
             " tokenizer.json."
         )
     model = read_sentencepiece_file(path)
-    space_before = SpaceBefore.EVERY_STRETCH if config.is_legacy else SpaceBefore.FIRST_STRETCH
-    backend = compile_sentencepiece(model, cache, space_before=space_before)
+    backend = compile_sentencepiece(model, cache, space_before=_space_before(config))
     ids = {"bos_token": model.bos_id, "eos_token": model.eos_id, "unk_token": model.unknown_id}
     named = {name: model.pieces[i] for name, i in ids.items() if 0 <= i < len(model.pieces)}
     has_bytes = model.byte_fallback and bool(model.ids_of(PieceType.BYTE))
     spelling = TokenSpelling.SENTENCEPIECE if has_bytes else TokenSpelling.SENTENCEPIECE_WITHOUT_BYTES
     return _Compiled(backend, spelling, replace(config, named={**named, **config.named}))
+
+
+def _space_before(config: TokenizerConfig) -> SpaceBefore:
+    """As transformers 5 has it, whose LlamaTokenizer adds no space to one that is there."""
+    is_llama = config.tokenizer_class == "LlamaTokenizer"
+    is_legacy = not is_llama if config.is_legacy is None else config.is_legacy
+    if not is_legacy:
+        return SpaceBefore.FIRST_STRETCH_WITHOUT_ONE
+    return SpaceBefore.EVERY_STRETCH_WITHOUT_ONE if is_llama else SpaceBefore.EVERY_STRETCH
 
 
 def _from_merges(directory: Path, config: TokenizerConfig) -> _Compiled:

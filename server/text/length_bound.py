@@ -55,7 +55,7 @@ def _flattened(description: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _keeps_all_text(part: Mapping[str, Any]) -> bool:
     if part["type"] == "Replace":
         return (part["pattern"], part["content"]) in _SPACE_SPELLINGS
-    if part["type"] == "Split":
+    if part["type"] in ("Split", "Punctuation"):
         return bool(part["behavior"] != "Removed")
     return part["type"] in _LOSSLESS
 

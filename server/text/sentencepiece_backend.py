@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
@@ -25,10 +25,18 @@ _SPACE_RUNS: Final = tokenizers.Regex(" {2,}")
 
 
 class SpaceBefore(enum.Enum):
-    """Where the space goes that a vocabulary adds: every stretch between two added tokens is a text, or the first."""
+    """Where the space goes that a vocabulary adds. A stretch is what lies between two added tokens."""
 
     EVERY_STRETCH = enum.auto()
-    FIRST_STRETCH = enum.auto()
+    """As SentencePiece does with each text."""
+    EVERY_STRETCH_WITHOUT_ONE = enum.auto()
+    FIRST_STRETCH_WITHOUT_ONE = enum.auto()
+
+
+_PREPEND_SCHEMES: Final[Mapping[SpaceBefore, Literal["always", "first"]]] = {
+    SpaceBefore.EVERY_STRETCH_WITHOUT_ONE: "always",
+    SpaceBefore.FIRST_STRETCH_WITHOUT_ONE: "first",
+}
 
 
 class UserDefined(enum.Enum):
@@ -60,8 +68,8 @@ def compile_sentencepiece(
     backend = tokenizers.Tokenizer(_core(model, pieces, cache, takes_wholes=is_parted and bool(wholes)))
     backend.normalizer = _normalizer(model, space_before)
     cutters: list[pre_tokenizers.PreTokenizer] = []
-    if model.adds_space and space_before is SpaceBefore.FIRST_STRETCH:
-        cutters.append(pre_tokenizers.Metaspace(METASPACE, prepend_scheme="first", split=False))
+    if model.adds_space and space_before in _PREPEND_SCHEMES:
+        cutters.append(pre_tokenizers.Metaspace(METASPACE, prepend_scheme=_PREPEND_SCHEMES[space_before], split=False))
     if is_parted and wholes:
         cutters.append(pre_tokenizers.Split(tokenizers.Regex(_any_of(wholes)), "isolated"))
     if cutters:

@@ -61,8 +61,8 @@ def _tekken(content: Mapping[str, Any]) -> Tekken:
     ranked = [base64.b64decode(entry["token_bytes"]) for entry in entries]
     ranks = {token: rank for rank, token in enumerate(ranked)}
     spelled = ["".join(map(_CHARACTERS.__getitem__, token)) for token in ranked]
-    ids = {token: rank for rank, token in enumerate(spelled_specials)}
-    ids.update(zip(spelled, range(num_specials, num_specials + len(spelled)), strict=True))
+    ids = dict(zip(spelled, range(num_specials, num_specials + len(spelled)), strict=True))
+    ids.update(zip(spelled_specials, range(num_specials), strict=True))  # these win where a token is written the same
     return Tekken(
         ids=ids,
         merges=named_pairs(splits_in_two(ranked, ranks), spelled),

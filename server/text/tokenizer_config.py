@@ -32,8 +32,9 @@ class TokenizerConfig:
     tokenizer_class: str | None = None
     adds_bos: bool = False
     adds_eos: bool = False
-    is_legacy: bool = True
-    """Whether the space that a SentencePiece vocabulary adds goes before every stretch of text, or the first."""
+    is_legacy: bool | None = None
+    """Whether the space that a SentencePiece vocabulary adds goes before every stretch of text, or the first only; None
+    where nothing is said."""
 
 
 def read_tokenizer_config(directory: Path) -> TokenizerConfig:
@@ -44,7 +45,7 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
         content.update(read_json(directory / "special_tokens_map.json"))
     named = {name: text for name, value in content.items() if name.endswith("_token") and (text := _text(value))}
     specials = tuple(_more_specials(content))
-    name = content.get("tokenizer_class")
+    name, legacy = content.get("tokenizer_class"), content.get("legacy")
     return TokenizerConfig(
         named=named,
         specials=specials,
@@ -52,7 +53,7 @@ def read_tokenizer_config(directory: Path) -> TokenizerConfig:
         tokenizer_class=name.removesuffix("Fast") if isinstance(name, str) else None,
         adds_bos=content.get("add_bos_token") is True,
         adds_eos=content.get("add_eos_token") is True,
-        is_legacy=content.get("legacy") is not False,
+        is_legacy=legacy if isinstance(legacy, bool) else None,
     )
 
 

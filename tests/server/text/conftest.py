@@ -10,6 +10,9 @@ import pytest
 from models.gguf_file import GGUFFile
 from server.text.token_spelling import BYTE_LEVEL_ALPHABET
 from server.text.tokenizer import Tokenizer
+from tests.server.text.hf_directories import WITHOUT_BOS, Directories
+from tests.server.text.multilingual_corpus import corpus as corpus_lines
+from tests.server.text.oracle_process import answers_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -22,6 +25,35 @@ def default_metadata(default_gguf: Path) -> Mapping[str, object]:
 @pytest.fixture(scope="session")
 def default_tokenizer(default_metadata: Mapping[str, object], tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_gguf(default_metadata, cache_directory=tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.fixture(scope="session")
+def corpus() -> list[str]:
+    """2,000 lines in many scripts."""
+    return corpus_lines()
+
+
+@pytest.fixture(scope="session")
+def hf_directories(corpus: list[str], tmp_path_factory: pytest.TempPathFactory) -> Directories:
+    """A vocabulary of each kind, trained on the corpus."""
+    return Directories(tmp_path_factory.mktemp("vocabularies"), corpus)
+
+
+@pytest.fixture(scope="session")
+def reference_ids(hf_directories: Directories, corpus: list[str]) -> Mapping[str, list[list[int]]]:
+    """The ids of all lines by transformers, by the directory's name; in one process, as importing it takes longest."""
+    jobs = [
+        {"directory": str(path), "add_special_tokens": name not in WITHOUT_BOS}
+        for name, path in hf_directories.paths.items()
+    ]
+    answers = answers_of("transformers_oracle.py", {"lines": corpus, "jobs": jobs})
+    return dict(zip(hf_directories.paths, answers, strict=True))
+
+
+@pytest.fixture(scope="session")
+def merge_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for derived merges."""
+    return tmp_path_factory.mktemp("merges")
 
 
 @pytest.fixture
