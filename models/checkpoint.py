@@ -31,7 +31,8 @@ from models.spec import ModelSpec
 __all__ = ["Checkpoint", "CheckpointFormat", "resolve_checkpoint"]
 
 DEMO_NAME = "gemma-3-270m"
-_DESCRIPTIONS = (".json", ".model", ".jinja")
+_DESCRIPTIONS = (".json", ".model", ".jinja", "merges.txt")
+_TEMPLATE_FOLDERS = ("additional_chat_templates/", "chat_templates/")
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,6 +40,9 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
 )
 
 
@@ -167,7 +171,7 @@ def _hub_checkpoint(name: str, hub_id: HubId, repository: HubRepository) -> Chec
     if files.format is CheckpointFormat.GGUF:
         directory = repository.download(files.weights)
         return Checkpoint(name, directory / files.weights[0], files.format)
-    descriptions = [file for file in repository.files if file.endswith(_DESCRIPTIONS) and "/" not in file]
+    descriptions = [file for file in repository.files if _describes(file)]
     weights = files.weights
     if INDEX in descriptions:
         index = repository.download([INDEX]) / INDEX
@@ -179,6 +183,11 @@ def _hub_checkpoint(name: str, hub_id: HubId, repository: HubRepository) -> Chec
                 else repository.lacks(missing)
             )
     return Checkpoint(name, repository.download([*descriptions, *weights]), files.format)
+
+
+def _describes(file: str) -> bool:
+    """Whether a file of a repository tells of a model beside its weights."""
+    return file.endswith(_DESCRIPTIONS) and ("/" not in file or file.startswith(_TEMPLATE_FOLDERS))
 
 
 def _base_model(adapter_config: Path) -> object:

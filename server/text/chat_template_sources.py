@@ -16,6 +16,8 @@ from server.text.tokenizer_config import read_json
 
 PLAIN_TRANSCRIPT_NAME: Final = "plain-transcript"
 
+_FOLDERS: Final = ("additional_chat_templates", "chat_templates")
+
 
 def templates_from_option(option: str) -> ChatTemplates:
     """The template that ``--chat-template`` names: a file, a template in place, or ``plain-transcript``.
@@ -30,20 +32,29 @@ def templates_from_option(option: str) -> ChatTemplates:
 
 
 def templates_from_directory(directory: Path) -> ChatTemplates | None:
-    """The templates in a model directory: ``chat_template.jinja``, else those in ``tokenizer_config.json``.
+    """The templates in a model directory.
 
-    The latter holds one string or a list of ``{"name", "template"}``. Raises ChatTemplateError if one does not compile
-    and TokenizerError if the configuration is broken.
+    ``chat_template.jinja`` comes before what ``tokenizer_config.json`` holds, a text or a list of ``{"name",
+    "template"}``, and that before ``chat_template.json``. Files below ``additional_chat_templates`` add templates of
+    their names. Raises ChatTemplateError if one does not compile and TokenizerError if a JSON file is broken.
     """
+    sources = _main_sources(directory)
+    for folder in _FOLDERS:
+        sources.update({path.stem: _read(path) for path in sorted((directory / folder).glob("*.jinja"))})
+    return ChatTemplates({name: ChatTemplate(source) for name, source in sources.items()}) if sources else None
+
+
+def _main_sources(directory: Path) -> dict[str, str]:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return _only(_read(path))
-    entry = read_json(directory / "tokenizer_config.json").get("chat_template")
-    if entry is None:
-        return None
-    if isinstance(entry, str):
-        return _only(entry)
-    return ChatTemplates({name: ChatTemplate(source) for name, source in _named(entry)})
+        return {"default": _read(path)}
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        entry = read_json(directory / name).get("chat_template")
+        if isinstance(entry, str):
+            return {"default": entry}
+        if entry is not None:
+            return dict(_named(entry, name))
+    return {}
 
 
 def templates_from_gguf(metadata: Mapping[str, object]) -> ChatTemplates | None:
@@ -63,7 +74,7 @@ def templates_from_gguf(metadata: Mapping[str, object]) -> ChatTemplates | None:
     return ChatTemplates({name: ChatTemplate(source) for name, source in {**named, "default": default}.items()})
 
 
-def _named(entry: object) -> list[tuple[str, str]]:
+def _named(entry: object, file_name: str) -> list[tuple[str, str]]:
     """The names and sources in a list of ``{"name", "template"}``."""
     named = [
         (item["name"], item["template"])
@@ -72,9 +83,7 @@ def _named(entry: object) -> list[tuple[str, str]]:
     ]
     if isinstance(entry, list) and len(named) == len(entry):
         return named
-    raise ChatTemplateError(
-        'The chat_template in tokenizer_config.json is neither a text nor a list of {"name", "template"}.'
-    )
+    raise ChatTemplateError(f'The chat_template in {file_name} is neither a text nor a list of {{"name", "template"}}.')
 
 
 def _only(source: str) -> ChatTemplates:

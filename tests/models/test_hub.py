@@ -71,11 +71,15 @@ def test_a_model_is_downloaded_without_what_is_not_needed_and_found_again_offlin
     index = json.dumps(
         {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     )
-    needed = {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+    needed = {
+        *("config.json", "tokenizer.json", "merges.txt", "additional_chat_templates/tool_use.jinja"),
+        *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    }
     others = {
         "pytorch_model.bin",
         "consolidated.safetensors",
         "onnx/model.onnx",
+        "onnx/tokenizer.json",
         "README.md",
         "model-00003.safetensors",
     }

@@ -42,6 +42,31 @@ def test_directory_reads_a_list_of_named_templates(tmp_path: Path) -> None:
     assert source(templates, with_tools=True) == "t"
 
 
+def test_directory_without_other_templates_reads_the_json_file(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert source(templates_from_directory(tmp_path)) == "json"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
+    assert source(templates_from_directory(tmp_path)) == "config"
+
+
+@pytest.mark.parametrize("folder", ["additional_chat_templates", "chat_templates"])
+def test_folder_adds_templates_by_name(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "tool_use.jinja").write_text("with tools")
+    (tmp_path / folder / "notes.txt").write_text("{% no template")
+    templates = templates_from_directory(tmp_path)
+    assert source(templates) == "jinja"
+    assert source(templates, with_tools=True) == "with tools"
+
+
+def test_folder_without_a_default_template_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    with pytest.raises(ChatTemplateError, match='is named "default"'):
+        templates_from_directory(tmp_path)
+
+
 def test_e01_model_without_a_template_has_none(tmp_path: Path, default_metadata: Mapping[str, object]) -> None:
     assert templates_from_directory(tmp_path) is None
     (tmp_path / "tokenizer_config.json").write_text("{}")

@@ -161,6 +161,21 @@ def test_user_defined_piece_is_cut_out_of_the_text_and_is_no_special_token(
     assert tokenizer.decode(ids) == "he<|user|>he"
 
 
+@pytest.mark.parametrize("adds_space", [True, False])
+@pytest.mark.parametrize("written", [" ", SPACE])
+def test_user_defined_piece_with_spaces_is_found_however_the_file_writes_them(
+    sentencepiece_metadata: dict[str, Any], tmp_path: Path, written: str, adds_space: bool
+) -> None:
+    sentencepiece_metadata["tokenizer.ggml.tokens"].append(written * 3)
+    sentencepiece_metadata["tokenizer.ggml.scores"].append(0.0)
+    sentencepiece_metadata["tokenizer.ggml.token_type"].append(USER_DEFINED)
+    sentencepiece_metadata["tokenizer.ggml.add_space_prefix"] = adds_space
+    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata, cache_directory=tmp_path)
+    ids = tokenizer.encode("hello   ", add_special_tokens=False)
+    assert [tokenizer.token_bytes(i) for i in ids] == [b" hello" if adds_space else b"hello", b"   "]
+    assert ids[-1] == tokenizer.vocab_size - 1
+
+
 def test_text_that_looks_like_a_byte_piece_stays_text(
     sentencepiece_metadata: dict[str, object], tmp_path: Path
 ) -> None:

@@ -194,3 +194,76 @@ def test_decoder_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     backend.decoder = decoders.WordPiece()
     with pytest.raises(TokenizerError, match=r"\(WordPiece\) is not supported"):
         Tokenizer.from_directory(save(tmp_path, backend))
+
+
+def test_special_token_that_only_the_configuration_names_is_cut_out_of_the_text(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    vocabulary = {**backend.get_vocab(with_added_tokens=False), "<tool>": 257, "<end>": 258}
+    plain = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e")]))
+    plain.pre_tokenizer, plain.decoder = backend.pre_tokenizer, backend.decoder
+    config = {"eos_token": "<end>", "additional_special_tokens": ["<tool>"]}
+    tokenizer = Tokenizer.from_directory(save(tmp_path, plain, config))
+    assert tokenizer.encode("he<tool>he<end>") == [256, 257, 256, 258]
+    assert tokenizer.is_special(257)
+
+
+def test_configuration_has_the_last_word_on_how_an_added_token_takes_spaces(tmp_path: Path) -> None:
+    entry = {"content": "<naïf>", "rstrip": True, "special": True, "normalized": False}
+    config = {"added_tokens_decoder": {"259": entry}}
+    tokenizer = Tokenizer.from_directory(save(tmp_path, byte_level_backend(), config))
+    assert tokenizer.encode("he<naïf>  he") == [256, 259, 256]
+    assert tokenizer.is_special(259)
+
+
+def test_added_tokens_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    config = {"added_tokens_decoder": {"seven": {"content": "<x>"}}}
+    with pytest.raises(TokenizerError, match=r"added_tokens_decoder in .*tokenizer_config\.json cannot be read"):
+        Tokenizer.from_directory(save(tmp_path, byte_level_backend(), config))
+
+
+def merges_directory(directory: Path, merges: str, **config: Any) -> Path:
+    vocabulary = {character: index for index, character in enumerate(BYTE_LEVEL_ALPHABET)}
+    (directory / "vocab.json").write_text(json.dumps({**vocabulary, "he": 256}))
+    (directory / "merges.txt").write_text(merges)
+    for name, content in config.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def test_merges_without_a_configuration_are_cut_as_the_model_type_says(tmp_path: Path) -> None:
+    directory = merges_directory(tmp_path, "#version: 0.2\nh e\n", config={"model_type": "gpt2"})
+    assert Tokenizer.from_directory(directory).encode("hehe") == [256, 256]
+
+
+@pytest.mark.parametrize(
+    ("merges", "config", "message"),
+    [
+        ("h e\n", {"tokenizer_class": "BartTokenizer"}, r"tokenizer_class \(BartTokenizer\) is none of GPT2Tokenizer"),
+        ("h e\n", {}, r"tokenizer_class \(None\) is none of"),
+        ("h z\n", {"tokenizer_class": "GPT2Tokenizer"}, r"'h z' of .*merges\.txt does not join"),
+    ],
+)
+def test_merges_that_cannot_be_served_are_refused(
+    tmp_path: Path, merges: str, config: dict[str, str], message: str
+) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_directory(merges_directory(tmp_path, merges, tokenizer_config=config))
+
+
+def test_tiktoken_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "qwen.tiktoken").write_text("IQ== 0\n")
+    with pytest.raises(TokenizerError, match=r"qwen\.tiktoken is a vocabulary in tiktoken's format"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_broken_tekken_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text(json.dumps({"config": {}}))
+    with pytest.raises(TokenizerError, match=r"tekken\.json is no vocabulary of the tekken kind"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_sentencepiece_vocabulary_whose_class_renumbers_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XGLMTokenizer"}))
+    with pytest.raises(TokenizerError, match="belongs to a XGLMTokenizer, which renumbers its pieces"):
+        Tokenizer.from_directory(tmp_path)
