@@ -31,11 +31,12 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     tensors: Mapping[str, list[float]] | None = None,
     config: Mapping[str, Any] | None = None,
+    quantization: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
     """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix.
 
     ``tensors`` are more of these, by their names in the file. ``config`` holds what the directory's own calls
-    otherwise, or leaves out.
+    otherwise, or leaves out. ``quantization`` is of all matrices, if there is one.
     """
     config = json.loads((directory / "config.json").read_text()) | (config or {})
     writer = gguf.GGUFWriter(path, architecture)
@@ -72,7 +73,10 @@ def write_gguf(
     for name, values in _stacked(load_file(directory / "model.safetensors")).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(change(name, values, config), dtype=np.float32))
+        array = np.ascontiguousarray(change(name, values, config), dtype=np.float32)
+        is_kept = quantization is None or array.ndim == 1
+        blocks = array if is_kept else gguf.quants.quantize(array, quantization)
+        writer.add_tensor(stored, blocks, raw_dtype=None if is_kept else quantization)
     for name, numbers in (tensors or {}).items():
         writer.add_tensor(name, np.array(numbers, dtype=np.float32))
     writer.write_header_to_file()

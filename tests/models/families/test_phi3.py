@@ -6,9 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
 
+from kernels.cpu.backend import NativeBackend
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.quantised_matrix import NativeKernels
+from models.checkpoint import resolve_checkpoint
+from models.loader import load_model
 from models.registry import spec_from_config
 from models.spec import RopeSpec
+from models.weight_forms import Quantization, WeightForms
 from tests.models.families.family_case import Expected, FamilyCase
 from tests.models.families.gguf_writer import write_gguf
 
@@ -113,6 +121,34 @@ def test_the_same_model_in_a_gguf_file_computes_the_same(
         tensors = {"rope_factors_long.weight": LONG, "rope_factors_short.weight": SHORT}
     path = write_gguf(directories[name], tmp_path / "model.gguf", "phi3", keys=keys, tensors=tensors)
     agrees(path, case, Expected.read(directories[name]), chunk=90)
+
+
+@pytest.mark.usefixtures("single_thread")
+def test_quantised_rows_of_fused_tensors_are_cut_as_floats_are(
+    directories: dict[str, Path], paged_logits: Any, tmp_path: Path
+) -> None:
+    case = CASES["phi3 with a window"]
+    q8_0 = GGMLQuantizationType.Q8_0
+    path = write_gguf(directories[case.name], tmp_path / "model.gguf", "phi3", quantization=q8_0)
+    checkpoint, library = resolve_checkpoint(str(path)), NativeLibrary()
+    floats, kept = (
+        load_model(
+            checkpoint,
+            checkpoint.read_spec(),
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            backend=NativeBackend(library),
+            forms=forms,
+        )
+        for forms in (None, WeightForms(Quantization.STORED, NativeKernels(library)))
+    )
+    prompt = case.prompts[-1]
+    [expected], [logits] = (
+        paged_logits(model, [prompt], [list(range(len(prompt)))], chunk=90, dtype=torch.float32)
+        for model in (floats, kept)
+    )
+    assert kept.weight_bytes() < 0.4 * floats.weight_bytes()
+    assert float((logits - expected).norm() / expected.norm()) < 0.05  # activations are rounded to 8 bits, as weights
 
 
 def test_the_config_of_phi4_mini_is_read_as_published() -> None:
