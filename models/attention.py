@@ -15,7 +15,13 @@ from models.norms import Norm
 from models.parameter import NamedParameters, Parameter
 from models.residual import Residual
 from models.rotary import Rotation
-from models.spec import ModelSpec, QKNorm
+from models.spec import ModelSpec, QKNorm, SharpeningSpec
+
+
+def query_scales(sharpening: SharpeningSpec, positions: torch.Tensor) -> torch.Tensor:
+    """What queries at ``positions`` are multiplied by, float32 [num_tokens, 1, 1]."""
+    lengths = torch.floor(positions[:, None, None] / sharpening.length)
+    return 1.0 + sharpening.beta * torch.log(1.0 + lengths)
 
 
 class Attention:
@@ -55,10 +61,17 @@ class Attention:
             self._sinks = floats(spec.num_q_heads)
 
     def of_normed(
-        self, residual: Residual, norm: Norm | None, rotation: Rotation | None, paged: PagedLayer
+        self,
+        residual: Residual,
+        norm: Norm | None,
+        rotation: Rotation | None,
+        paged: PagedLayer,
+        scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of the normed hidden states; like them [num_tokens, hidden_size]."""
+        """Attention of the normed hidden states; like them [num_tokens, hidden_size]. ``scales`` are of the queries."""
         query, key, value = self._projected(residual, norm)
+        if scales is not None:
+            query.mul_(scales)
         norms = (None, None) if self._norms_all_heads else (self._query_norm, self._key_norm)
         preparation = Preparation(*norms, self._eps, rotation)
         self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kernels.attention import AttentionBackend, PagedLayer
+from models.attention import query_scales
 from models.decoder_layer import DecoderLayer
 from models.embedding import Embedding
 from models.linear import Linear, argmax_of_normed, product_of_normed
@@ -84,6 +85,8 @@ class Decoder:
         if self._positions is not None:
             x = x + self._positions(positions)
         rotations = [rotary(positions) for rotary in self._rotaries]
+        if self.spec.sharpening is not None:
+            return self._after_layers(x, rotations, layers, query_scales(self.spec.sharpening, positions))
         if self._replay is None:
             return self._after_layers(x, rotations, layers)
         return Residual(self._replay(self._compute_layers, x, rotations, layers), self._backend)
@@ -117,10 +120,16 @@ class Decoder:
     ) -> torch.Tensor:
         return self._after_layers(x, rotations, layers).total()
 
-    def _after_layers(self, x: torch.Tensor, rotations: Sequence[Rotation], layers: Sequence[PagedLayer]) -> Residual:
+    def _after_layers(
+        self,
+        x: torch.Tensor,
+        rotations: Sequence[Rotation],
+        layers: Sequence[PagedLayer],
+        scales: torch.Tensor | None = None,
+    ) -> Residual:
         residual = Residual(x, self._backend)
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
-            layer(residual, None if rotary is None else rotations[rotary], paged)
+            layer(residual, None if rotary is None else rotations[rotary], paged, scales)
         return residual
 
     def parameters(self) -> Mapping[str, Parameter]:

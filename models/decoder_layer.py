@@ -55,8 +55,10 @@ class DecoderLayer:
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
         self._mlp = _make_mlp(spec, layer, backend, dtype, device)
 
-    def __call__(self, residual: Residual, rotation: Rotation | None, paged: PagedLayer) -> None:
-        attended = self._attention.of_normed(residual, self._attention_norm, rotation, paged)
+    def __call__(
+        self, residual: Residual, rotation: Rotation | None, paged: PagedLayer, scales: torch.Tensor | None = None
+    ) -> None:
+        attended = self._attention.of_normed(residual, self._attention_norm, rotation, paged, scales)
         if self._is_parallel:
             transformed = self._mlp.of_normed(residual, self._mlp_norm)
             self._add(residual, attended, self._attended_norm)

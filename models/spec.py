@@ -70,6 +70,14 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharpeningSpec:
+    """Scores of the query at position ``p`` are ``1 + beta * log(1 + floor(p / length))`` times as large (Llama 4)."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One layer: ``window`` is the number of visible positions (None: all); ``rope`` None turns nothing.
 
@@ -128,6 +136,7 @@ class ModelSpec:
     output_bias: bool = False  # of attention's output projection
     qk_norm: QKNorm = QKNorm.NONE
     attention_softcap: float | None = None  # c turns a score x into c * tanh(x / c)
+    sharpening: SharpeningSpec | None = None
     has_sinks: bool = False  # one more learned score per query head, which gives no value
     embedding_scale: float = 1.0  # Gemma multiplies embeddings by sqrt(hidden_size)
     learned_positions: bool = False  # a table of positions is added to the embeddings (GPT-2)

@@ -12,26 +12,22 @@ from models.families.llama import LLAMA_GGUF_NAMES, read_llama
 from models.families.names import LLAMA_NAMES
 from models.families.windows import SLIDING, read_windows, with_windows
 from models.fields import Fields
-from models.spec import ModelSpec
+from models.spec import ModelSpec, SharpeningSpec
 
 
 def _read(fields: Fields) -> ModelSpec:
     spec = read_llama(fields)
     if fields.get("layer_types") is not None:
         spec = with_windows(spec, read_windows(fields, [SLIDING] * spec.num_layers))
-    return _before_temperature(fields, spec)
+    return replace(spec, sharpening=_sharpening(fields))
 
 
-def _before_temperature(fields: Fields, spec: ModelSpec) -> ModelSpec:
-    """``spec`` for contexts in which Ministral 3 does not sharpen attention yet, which is not computed here.
-
-    Its factor is ``1 + beta * log(1 + floor(position / original length))``: 1 within the original length.
-    """
+def _sharpening(fields: Fields) -> SharpeningSpec | None:
+    """Ministral 3's, whose numbers are among those of its rope."""
     scaling = fields.part("rope_parameters") or fields.part("rope_scaling")
     if scaling is None or not scaling.get("llama_4_scaling_beta"):
-        return spec
-    original = scaling.integer("original_max_position_embeddings")
-    return replace(spec, max_position=min(spec.max_position, original))
+        return None
+    return SharpeningSpec(scaling.number("llama_4_scaling_beta"), scaling.integer("original_max_position_embeddings"))
 
 
 MISTRAL = Family(

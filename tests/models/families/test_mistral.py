@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from models.attention import query_scales
 from models.registry import spec_from_config
+from models.spec import SharpeningSpec
 from tests.models.families.family_case import Expected, FamilyCase
 from tests.models.families.gguf_writer import interleaved_heads, write_gguf
 
@@ -16,7 +20,7 @@ YARN = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
     "factor": 4.0,
-    "original_max_position_embeddings": 128,
+    "original_max_position_embeddings": 32,
     "max_position_embeddings": 512,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
@@ -27,7 +31,7 @@ YARN = {
 YARN_KEYS = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
-    "rope.scaling.original_context_length": 128,
+    "rope.scaling.original_context_length": 32,
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
     "rope.scaling.yarn_log_multiplier": 1.0,
@@ -136,7 +140,11 @@ def test_a_window_as_wide_as_the_longest_context_is_none() -> None:
     assert {layer.window for layer in spec_from_config(NEMO | {"sliding_window": 131071}).layers} == {131071}
 
 
-def test_ministral3_is_served_up_to_where_its_attention_would_be_sharpened() -> None:
-    ministral3 = NEMO | {"architectures": ["Ministral3ForCausalLM"], "max_position_embeddings": 512}
-    assert spec_from_config(ministral3 | {"rope_parameters": YARN}).max_position == 128
-    assert spec_from_config(ministral3 | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.0}}).max_position == 512
+def test_the_attention_of_ministral3_sharpens_with_every_original_length() -> None:
+    ministral3 = NEMO | {"architectures": ["Ministral3ForCausalLM"]}
+    spec = spec_from_config(ministral3 | {"rope_parameters": YARN})
+    assert spec.sharpening == SharpeningSpec(0.1, 32)
+    scales = query_scales(spec.sharpening, torch.tensor([0, 31, 32, 63, 64]))
+    grown = [1.0, 1.0 + 0.1 * math.log(2.0), 1.0 + 0.1 * math.log(3.0)]
+    assert scales.flatten().tolist() == pytest.approx([grown[0], grown[0], grown[1], grown[1], grown[2]])
+    assert spec_from_config(ministral3 | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0}}).sharpening is None
