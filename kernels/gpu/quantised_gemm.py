@@ -8,6 +8,7 @@ no groups. Few rows make it a matrix-vector product at the speed at which codes 
     int4    two codes of -8 .. 7, stored plus 8, to a byte; a scale per output and group of ``group`` inputs
             byte j of a group holds input j in its low and input j + group / 2 in its high half, so that both halves of
             a group are runs of bytes, and no code has to move beside another; in groups of 32 it is Q4_0 of a file
+            with zeros, what is taken from a stored code is one of the output and group, in place of 8
 
 Contract
     x           [num_rows, in_features], dense last dimension; float32, bfloat16 or float16
@@ -41,12 +42,13 @@ class QuantisedWeight:
 
     ``codes`` int8 [out_features, in_features] with ``group`` 0 or INT8_GROUP, or uint8 [out_features, in_features / 2]
     with one of INT4_GROUPS; ``scales`` float32 or float16 [out_features, groups], dense, of one group where ``group``
-    is 0.
+    is 0. ``zeros`` uint8 [out_features, groups], dense, of codes of 4 bits, or None.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     group: int
+    zeros: torch.Tensor | None = None
 
     @classmethod
     def int8(cls, weight: torch.Tensor) -> QuantisedWeight:
@@ -74,11 +76,12 @@ class QuantisedWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def rows(self, selection: slice | torch.Tensor) -> QuantisedWeight:
         """Some outputs; a view where ``selection`` is a slice."""
-        return QuantisedWeight(self.codes[selection], self.scales[selection], self.group)
+        zeros = None if self.zeros is None else self.zeros[selection]
+        return QuantisedWeight(self.codes[selection], self.scales[selection], self.group, zeros)
 
     def values(self) -> torch.Tensor:
         """The weights, float32 [out_features, in_features], each rounded once."""
@@ -86,11 +89,12 @@ class QuantisedWeight:
         return (integers.view(*self.scales.shape, -1) * self.scales.float()[..., None]).view_as(integers)
 
     def integers(self) -> torch.Tensor:
-        """The codes as int8 [out_features, in_features]."""
+        """The codes as int8 [out_features, in_features], less what stands for zero."""
         if self.bits == 8:
             return self.codes
         packed = self.codes.view(self.codes.shape[0], -1, self.group // 2)
-        return (torch.cat([packed & 0xF, packed >> 4], dim=2).to(torch.int8) - 8).flatten(1)
+        zeros = 8 if self.zeros is None else self.zeros.to(torch.int8)[..., None]
+        return (torch.cat([packed & 0xF, packed >> 4], dim=2).to(torch.int8) - zeros).flatten(1)
 
 
 def _round(groups: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,12 +151,14 @@ def int4_gemm_kernel(
     x_ptr,
     codes_ptr,
     scales_ptr,
+    zeros_ptr,
     num_rows,
     x_stride,
     codes_stride,
     OUT_FEATURES: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -172,8 +178,13 @@ def int4_gemm_kernel(
         high_x = tl.load(x_rows + group * GROUP + HALF, mask=is_row[:, None], other=0.0)
         packed = tl.load(code_rows + group * HALF, mask=is_column[:, None], other=0)
         scale = tl.load(scale_rows + group, mask=is_column, other=0.0).to(tl.float32)
-        low = ((packed & 0xF).to(tl.float32) - 8.0).to(low_x.dtype)
-        high = ((packed >> 4).to(tl.float32) - 8.0).to(low_x.dtype)
+        if HAS_ZEROS:
+            zeros = tl.load(zeros_ptr + columns * (IN_FEATURES // GROUP) + group, mask=is_column, other=0)
+            zero = zeros.to(tl.float32)[:, None]
+        else:
+            zero = 8.0
+        low = ((packed & 0xF).to(tl.float32) - zero).to(low_x.dtype)
+        high = ((packed >> 4).to(tl.float32) - zero).to(low_x.dtype)
         part = tl.dot(low_x, tl.trans(low), input_precision="ieee")
         part = tl.dot(high_x, tl.trans(high), part, input_precision="ieee")
         total += part * scale[None, :]
@@ -203,17 +214,19 @@ def quantised_gemm(
         DETERMINISTIC_ROWS if is_deterministic else num_rows, x.dtype, bits=bits, group=weight.group
     )
     kernel = int4_gemm_kernel if bits == 4 else int8_gemm_kernel
+    zeros = (weight.zeros,) if bits == 4 else ()
     kernel[(triton.cdiv(out_features, shape.columns), triton.cdiv(num_rows, shape.rows))](
         output,
         x,
         weight.codes,
         weight.scales,
+        *zeros,
         num_rows,
         x.stride(0),
         weight.codes.stride(0),
         OUT_FEATURES=out_features,
         IN_FEATURES=in_features,
-        **_blocks(shape, bits, weight.group),
+        **_blocks(shape, bits, weight.group, has_zeros=weight.zeros is not None),
         num_warps=warps_here(shape.num_warps),
         num_stages=shape.num_stages,
         enable_fp_fusion=True,
@@ -221,8 +234,12 @@ def quantised_gemm(
     return output
 
 
-def _blocks(tile: GemmTile, bits: int, group: int) -> dict[str, int | bool]:
-    inner = {"GROUP": group} if bits == 4 else {"DEPTH": group or tile.depth, "HAS_GROUPS": group > 0}
+def _blocks(tile: GemmTile, bits: int, group: int, *, has_zeros: bool) -> dict[str, int | bool]:
+    inner = (
+        {"GROUP": group, "HAS_ZEROS": has_zeros}
+        if bits == 4
+        else {"DEPTH": group or tile.depth, "HAS_GROUPS": group > 0}
+    )
     return inner | {"ROWS": tile.rows, "COLUMNS": tile.columns}
 
 
@@ -254,21 +271,31 @@ def _grouped_int8_tile(num_rows: int, dtype: torch.dtype) -> GemmTile:
 def variants() -> list[Variant]:
     """All kinds of codes and all tiles, at the MLP of an 8B model (14,336 to 4,096)."""
     found = []
-    kinds = [(8, 0, torch.float32), (8, 32, torch.float16), (4, 128, torch.float32), (4, 32, torch.float16)]
+    kinds = [
+        (8, 0, torch.float32, False),
+        (8, 32, torch.float16, False),
+        (4, 128, torch.float32, False),
+        (4, 128, torch.float32, True),
+        (4, 32, torch.float16, False),
+    ]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        more = [(4, 64, torch.float32), (4, 32, torch.float32)] if dtype == torch.bfloat16 else []
-        for bits, group, scales_dtype in kinds + more:
+        finer = [(4, group, torch.float32, has_zeros) for group in (64, 32) for has_zeros in (False, True)]
+        more = [*finer, (8, 32, torch.float32, False)] if dtype == torch.bfloat16 else []
+        for bits, group, scales_dtype, has_zeros in kinds + more:
             types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
             types |= {"codes_ptr": "*u8" if bits == 4 else pointer(torch.int8), "scales_ptr": pointer(scales_dtype)}
+            types |= {"zeros_ptr": "*u8"} if has_zeros else {}
             tiles = {quantised_gemm_tile(num_rows, dtype, bits=bits, group=group): None for num_rows in (1, 64, 1024)}
             for tile in tiles:
-                kind = f"int{bits}" + f"/{group}" * (group > 0) + "h" * (scales_dtype == torch.float16)
+                kind = (
+                    f"int{bits}" + f"/{group}" * (group > 0) + "h" * (scales_dtype == torch.float16) + "z" * has_zeros
+                )
                 found.append(
                     Variant.of(
                         f"{kind}_gemm {tile.rows}x{tile.columns}x{tile.depth} {str(dtype).removeprefix('torch.')}",
                         int4_gemm_kernel if bits == 4 else int8_gemm_kernel,
                         types,
-                        {"OUT_FEATURES": 4096, "IN_FEATURES": 14336} | _blocks(tile, bits, group),
+                        {"OUT_FEATURES": 4096, "IN_FEATURES": 14336} | _blocks(tile, bits, group, has_zeros=has_zeros),
                         num_warps=tile.num_warps,
                         num_stages=tile.num_stages,
                     )

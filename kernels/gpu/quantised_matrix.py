@@ -4,6 +4,9 @@
     INT4    from floats: groups of 128 inputs, or 64 or 32              4.25 bits, or 4.5 or 5
     Q8_0    as a GGUF file has it, bit by bit: groups of 32, float16    8.5 bits
     Q4_0    as a GGUF file has it, bit by bit: groups of 32, float16    4.5 bits
+    CODES4  as a checkpoint publishes them: scales and zeros of 128     4.31 bits, or 4.63 or 5.25
+            inputs, or of 64 or 32
+    CODES8  likewise: one scale per output, or of 32 inputs             8 bits or 9
 
 Matrices of one product (query, key and value) lie one after the other and are multiplied in one launch. Holds the
 layout of ``kernels.gpu.quantised_gemm``; norms and gates are not its business.
@@ -30,6 +33,11 @@ class DeviceKind(Enum):
     INT4 = "int4"
     Q8_0 = "Q8_0"
     Q4_0 = "Q4_0"
+    CODES4_128 = "codes4 in groups of 128"
+    CODES4_64 = "codes4 in groups of 64"
+    CODES4_32 = "codes4 in groups of 32"
+    CODES8 = "codes8"
+    CODES8_32 = "codes8 in groups of 32"
 
     @property
     def is_stored(self) -> bool:
@@ -37,8 +45,12 @@ class DeviceKind(Enum):
         return self in (DeviceKind.Q8_0, DeviceKind.Q4_0)
 
     @property
+    def has_zeros(self) -> bool:
+        return self in (DeviceKind.CODES4_128, DeviceKind.CODES4_64, DeviceKind.CODES4_32)
+
+    @property
     def bits(self) -> int:
-        return 8 if self in (DeviceKind.INT8, DeviceKind.Q8_0) else 4
+        return 4 if self in (DeviceKind.INT4, DeviceKind.Q4_0) or self.has_zeros else 8
 
 
 class DeviceMatrix:
@@ -79,8 +91,16 @@ class DeviceMatrix:
         zeros: torch.Tensor | None = None,
         num_threads: int = 1,
     ) -> None:
-        """No kind holds them: see `DeviceKernels.kind`."""
-        raise NotImplementedError("codes of checkpoints become floats on GPUs")
+        """Fill rows from ``first_row`` on from codes: see ``kernels.products.KeptMatrix``."""
+        kept = self.weight
+        repeats = kept.scales.shape[1] // scales.shape[1]
+        if self.kind.has_zeros:
+            low, high = codes.view(torch.uint8).unflatten(1, (-1, kept.group)).chunk(2, dim=2)
+            codes = (low | high << 4).flatten(1)
+            zeros = torch.zeros(scales.shape, dtype=torch.uint8) if zeros is None else zeros
+            assert kept.zeros is not None
+            kept.zeros[first_row : first_row + len(codes)].copy_(zeros.repeat_interleave(repeats, dim=1))
+        self._put(first_row, codes.view(kept.codes.dtype), scales.repeat_interleave(repeats, dim=1))
 
     def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
         """The weights of int64 ``row_ids`` [n], float32 [n, columns]."""
@@ -121,8 +141,14 @@ class DeviceKernels:
 
     def kind(self, form: str, columns: int, group: int = _STORED_GROUP) -> DeviceKind | None:
         """INT8 takes any number of columns, all others whole groups of 32."""
+        if form == "codes4":
+            form = f"codes4 in groups of {next((size for size in (128, 64, 32) if group % size == 0), 0)}"
+        elif form == "codes8" and group != columns:
+            form = "codes8 in groups of 32"
         kind = next((one for one in DeviceKind if one.value == form), None)
-        return None if kind is not DeviceKind.INT8 and columns % _STORED_GROUP else kind
+        if kind in (DeviceKind.INT8, None):
+            return kind
+        return None if group % _STORED_GROUP or columns % group else kind
 
     def matrices(
         self, kinds: Sequence[DeviceKind], rows: Sequence[int], columns: int, device: torch.device
@@ -143,6 +169,7 @@ class DeviceKernels:
                 device=device,
             ),
             group,
+            torch.empty(sum(rows), columns // group, dtype=torch.uint8, device=device) if kind.has_zeros else None,
         )
         product = DeviceProduct(whole, is_deterministic=self._is_deterministic)
         starts = [sum(rows[:place]) for place in range(len(rows))]
@@ -151,8 +178,10 @@ class DeviceKernels:
 
 def _group(kind: DeviceKind, columns: int) -> int:
     """Inputs that share a scale; 0: all of them."""
-    if kind is DeviceKind.INT8:
+    if kind in (DeviceKind.INT8, DeviceKind.CODES8):
         return 0
+    if kind.has_zeros:
+        return {DeviceKind.CODES4_128: 128, DeviceKind.CODES4_64: 64}.get(kind, 32)
     if kind is DeviceKind.INT4:
         return max(group for group in INT4_GROUPS if columns % group == 0)
     return _STORED_GROUP

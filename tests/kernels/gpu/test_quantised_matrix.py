@@ -65,6 +65,48 @@ def test_floats_that_come_in_runs_are_quantised_as_a_whole_would_be(
     assert matrix.nbytes == num_bytes
 
 
+@pytest.mark.parametrize(
+    ("form", "group", "kept_as", "bytes_of_a_row"),
+    [
+        ("codes4", 256, DeviceKind.CODES4_128, 128 + 2 * 5),
+        ("codes4", 128, DeviceKind.CODES4_128, 128 + 2 * 5),
+        ("codes4", 64, DeviceKind.CODES4_64, 128 + 4 * 5),
+        ("codes4", 32, DeviceKind.CODES4_32, 128 + 8 * 5),
+        ("codes8", 256, DeviceKind.CODES8, 256 + 4),
+        ("codes8", 128, DeviceKind.CODES8_32, 256 + 8 * 4),
+    ],
+)
+def test_codes_of_a_checkpoint_keep_their_exact_values(
+    form: str, group: int, kept_as: DeviceKind, bytes_of_a_row: int, device: torch.device
+) -> None:
+    generator = torch.Generator().manual_seed(group)
+    low, high = (0, 16) if form == "codes4" else (-128, 128)
+    codes = torch.randint(low, high, (37, 256), generator=generator)
+    scales = normal(37, 256 // group).half().float()
+    zeros = torch.randint(0, 17, scales.shape, generator=generator, dtype=torch.uint8) if form == "codes4" else None
+    assert KERNELS.kind(form, 256, group) is kept_as
+    [matrix] = made(kept_as, [37], 256, device)
+    for start in (0, 16, 32):
+        run = slice(start, start + 16)
+        stored = codes[run].to(torch.uint8 if form == "codes4" else torch.int8)
+        matrix.pack_codes(start, stored, scales[run], None if zeros is None else zeros[run])
+    integers = codes - (0 if zeros is None else zeros.long().repeat_interleave(group, 1))
+    expected = integers.float() * scales.repeat_interleave(group, 1)
+    assert torch.equal(matrix.unpack(torch.arange(37, device=device)).cpu(), expected)
+    assert matrix.nbytes == 37 * bytes_of_a_row
+    x = normal(3, 256, seed=9)
+    product = matrix.joined([]).multiply(x.to(device)).cpu().double()
+    exact = x.double() @ expected.double().T
+    assert (product - exact).abs().max().item() < 2e-6 * exact.abs().max().item()
+
+
+def test_codes_that_a_gpu_has_no_groups_for_are_not_kept() -> None:
+    assert KERNELS.kind("codes4", 96, 48) is None
+    assert KERNELS.kind("codes4", 192, 128) is None
+    assert KERNELS.kind("codes8", 80, 40) is None
+    assert KERNELS.kind("fp8", 256, 128) is None
+
+
 def test_parts_of_a_product_are_multiplied_at_once(device: torch.device) -> None:
     matrices = made(DeviceKind.INT8, [24, 8, 16], 64, device)
     for seed, matrix in enumerate(matrices):
