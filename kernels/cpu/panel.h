@@ -16,7 +16,7 @@ template <Codes kind, int j>
 inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lower, Byte64* quads) {
   constexpr bool is_pairs = kind == Codes::pairs || kind == Codes::threes;
   const Byte64 pairs = load_vector<Byte64>(codes + (is_pairs ? 0 : 64 * j));
-  if constexpr (kind == Codes::bytes) {
+  if constexpr (kind == Codes::bytes || kind == Codes::floats) {
     quads[j] = pairs;
     quads[j + 4] = load_vector<Byte64>(codes + 64 * (j + 4));
   } else if constexpr (kind == Codes::planes) {
@@ -43,6 +43,17 @@ inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lo
     quads[j] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 256)) & 0x30;
     quads[j + 4] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 320)) & 0x30;
   }
+}
+
+// Columns [0, 4) of a quad of floats. Read as the fields of a half, whose exponent is biased by 15, an e4m3 is 8 powers
+// of two too small: `kFloatUnit` times what it is meant to be.
+constexpr float kFloatUnit = 0x1p-8f;
+
+inline void unpack_floats(Byte64 quad, Float16* columns) {
+  const Short32 odd = reinterpret_cast<Short32>(quad), even = odd << 8;
+  const int16_t fields = static_cast<int16_t>(0xbf80);  // sign, and exponent and mantissa beyond one bit
+  widen_halves((even >> 1) & fields, columns[0], columns[1]);
+  widen_halves((odd >> 1) & fields, columns[2], columns[3]);
 }
 
 // What a group's scales are in the inner loop: vectors, one lane a row.
@@ -101,6 +112,7 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
     result[1] = -halves(own + 32);
   } else if constexpr (traits.scaling == Scaling::whole) {
     result[0] = load_vector<Float16>(own);
+    if constexpr (traits.codes == Codes::floats) result[0] *= 1.0f / kFloatUnit;
   } else if constexpr (traits.scaling == Scaling::zero) {
     result[0] = load_vector<Float16>(own);
     result[1] = reinterpret_cast<Float16>(widened<Byte16>(own + 64));
@@ -128,6 +140,7 @@ template <WeightKind kind>
 struct Group {
   static constexpr Factors factors = factors_of(traits_of(kind).scaling);
   static constexpr int offset = traits_of(kind).offset;
+  static constexpr bool has_floats = traits_of(kind).codes == Codes::floats;
 
   Byte64 quads[8];
   Float16 scales[count_of(factors)];

@@ -14,6 +14,7 @@ namespace {
 typedef float Float16 __attribute__((vector_size(64)));
 typedef int32_t Int16 __attribute__((vector_size(64)));
 typedef uint32_t Uint16 __attribute__((vector_size(64)));
+typedef int16_t Short32 __attribute__((vector_size(64)));
 typedef uint8_t Byte64 __attribute__((vector_size(64)));
 typedef uint8_t Byte16 __attribute__((vector_size(16)));
 typedef int8_t Sbyte16 __attribute__((vector_size(16)));
@@ -122,6 +123,19 @@ inline Float16 halves(const uint8_t* p) {
   float wide[16];
   for (int i = 0; i < 16; i += kLanes) store(wide + i, load(reinterpret_cast<const f16*>(p) + i));
   return load_vector<Float16>(wide);
+#endif
+}
+
+// The first and the last 16 of 32 halves.
+inline void widen_halves(Short32 x, Float16& first, Float16& second) {
+#if defined(__AVX512F__)
+  const __m512i wide = reinterpret_cast<__m512i>(x);
+  first = reinterpret_cast<Float16>(_mm512_cvtph_ps(_mm512_castsi512_si256(wide)));
+  second = reinterpret_cast<Float16>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(wide, 1)));
+#else
+  uint8_t narrow[64];
+  memcpy(narrow, &x, 64);
+  first = halves(narrow), second = halves(narrow + 32);
 #endif
 }
 

@@ -117,9 +117,38 @@ inline __attribute__((always_inline)) void add_whole(const Weights& weights, con
   });
 }
 
+// Likewise, of codes that are floats. Products are exact; even and odd columns are summed apart, in ascending order.
+template <class Weights, int kRows>
+inline __attribute__((always_inline)) void add_floats(const Weights& weights, const InputGroup* inputs,
+                                                      Float16* totals) {
+  float x[kRows][kGroup];
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(inputs[m].codes);
+    const Float16 first = bytes<Sbyte16>(codes), second = bytes<Sbyte16>(codes + 16);
+    memcpy(x[m], &first, sizeof first), memcpy(x[m] + 16, &second, sizeof second);
+  });
+  asm("" : "+m"(x));  // keeps them in memory: multiplications broadcast from there, where lanes would have to move
+  Float16 even[kRows] = {}, odd[kRows] = {};
+  repeat<8>([&](int j) __attribute__((always_inline)) {
+    Float16 columns[4];
+    unpack_floats(weights.quads[j], columns);
+    repeat<4>([&](int k) __attribute__((always_inline)) {
+      repeat<kRows>([&](int m) __attribute__((always_inline)) {
+        Float16& sum = k % 2 ? odd[m] : even[m];
+        sum = multiply_add(columns[k], x[m][4 * j + k] - Float16{}, sum);
+      });
+    });
+  });
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    totals[m] = multiply_add(weights.scales[0] * inputs[m].scale, even[m] + odd[m], totals[m]);
+  });
+}
+
 template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_rows(const Weights& weights, const InputGroup* inputs, Float16* totals) {
-  if constexpr (Weights::factors == Factors::halves || Weights::factors == Factors::halves_minima) {
+  if constexpr (Weights::has_floats) {
+    add_floats<Weights, kRows>(weights, inputs, totals);
+  } else if constexpr (Weights::factors == Factors::halves || Weights::factors == Factors::halves_minima) {
     add_halves<Weights, kRows>(weights, inputs, totals);
   } else {
     add_whole<Weights, kRows>(weights, inputs, totals);
@@ -196,7 +225,7 @@ class Prefetch {
 template <WeightKind kind>
 struct SharedGroups {
   static constexpr int64_t kRun = 64;  // so many stay in the nearer caches, beside the inputs
-  static constexpr bool kKeeps = traits_of(kind).codes != Codes::bytes;
+  static constexpr bool kKeeps = code_bytes(kind) < 512;
 
   const Panel& panel;
   Prefetch codes, lower;
@@ -345,6 +374,11 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
 // The weight of column k of a group.
 template <class Weights>
 float weight_of(const Weights& weights, int k, int lane) {
+  if constexpr (Weights::has_floats) {
+    Float16 columns[4];
+    unpack_floats(weights.quads[k / 4], columns);
+    return weights.scales[0][lane] * columns[k % 4][lane];
+  }
   constexpr Factors factors = Weights::factors;
   constexpr bool has_halves = factors == Factors::halves || factors == Factors::halves_minima;
   const int half = has_halves ? k / (kGroup / 2) : 0;

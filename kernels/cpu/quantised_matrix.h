@@ -2,7 +2,8 @@
 // and the per-ISA kernels (product_kernel.cpp) agree on. The bits of weights are those of weight_kind.h.
 //
 // Numerics contract. An input row is quantised by itself: int8 codes and one scale per 32 columns, as llama.cpp does.
-// Products of codes are summed exactly in 32-bit integers, groups in float32 in ascending order. So the bits of an
+// Products of codes are summed exactly in 32-bit integers, those of codes that are floats and all groups in float32, in
+// a fixed order. So the bits of an
 // output row depend on its input row alone, whatever the batch, the threads and, but for the rounding of fused
 // multiply-adds, the instruction set.
 #pragma once

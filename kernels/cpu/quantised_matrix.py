@@ -21,15 +21,19 @@ GROUP = 32  # columns that share a scale
 WIDE_GROUP = 128  # likewise, of the wide kinds
 PANEL_ROWS = 16
 TABLE_ROWS = 1 << 15  # from so many rows on a matrix is a vocabulary's, and its largest output what is asked for most
-_CODES = {"codes4": ("CODES4", "CODES4_WIDE"), "codes8": ("CODES8", "CODES8_WIDE")}  # of fine groups, and of wide ones
+_CODES = {  # of checkpoints: scales of few columns, and of many
+    "codes4": ("CODES4", "CODES4_WIDE"),
+    "codes8": ("CODES8", "CODES8_WIDE"),
+    "fp8": ("FP8", "FP8_WIDE"),
+}
 _INPUT_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class WeightKind(enum.IntEnum):
     """Formats of ggml that are kept as they are, and codes as other checkpoints publish them.
 
-    Q8_PLANES is Q8_0 laid out for the largest output to be found fast. CODES4 and CODES8 have scales of 32 columns,
-    the wide ones of 128. ``weight_kind.h`` has the bits of each.
+    Q8_PLANES is Q8_0 laid out for the largest output to be found fast. CODES4, CODES8 and FP8 have scales of 32
+    columns, the wide ones of 128. ``weight_kind.h`` has the bits of each.
     """
 
     Q8_0 = 0
@@ -49,6 +53,8 @@ class WeightKind(enum.IntEnum):
     IQ4_XS = 14
     Q3_K = 15
     Q2_K = 16
+    FP8 = 17
+    FP8_WIDE = 18
 
 
 class Prologue(enum.IntEnum):
@@ -134,8 +140,10 @@ class QuantisedMatrix:
         num_rows, groups = self._check_run(first_row, codes), scales.shape[1]
         if codes.shape[1] != self.columns or codes.dtype not in (torch.uint8, torch.int8):
             raise ValueError(f"codes {codes.dtype} {tuple(codes.shape)} are not those of {self.columns} columns")
-        if self.kind not in (WeightKind.CODES8, WeightKind.CODES8_WIDE) and codes.view(torch.uint8).max() > 15:
+        if self.kind in (WeightKind.CODES4, WeightKind.CODES4_WIDE) and codes.view(torch.uint8).max() > 15:
             raise ValueError(f"{self.kind.name} weights have codes of 0 .. 15")
+        if self.kind in (WeightKind.FP8, WeightKind.FP8_WIDE) and (codes.view(torch.uint8) & 0x7F).max() > 0x7E:
+            raise ValueError(f"{self.kind.name} weights have no NaN")
         if scales.dtype is not torch.float32 or (zeros is not None and zeros.dtype is not torch.uint8):
             raise ValueError("scales must be float32 and zeros uint8")
         if any(one is not None and one.shape != (num_rows, groups) for one in (scales, zeros)):

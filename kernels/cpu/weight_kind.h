@@ -24,9 +24,13 @@
 //   iq4_xs       4.375   curve     d * a * (t[c] - 128)      a: byte of 32; d: float of 256
 //   q3_k         3.625   threes    d * a * (c - 4)           a: byte of 16; d: float of 256
 //   q2_k         2.75    pairs     d * a * c - e * b         a, b: 4 bits of 16; d, e: float of 256
+//   fp8          9       floats    s * c                     s: float of 32
+//   fp8_wide     8.25    floats    s * c                     s: float of 128
 //
-// All are formats of ggml, with outer scales widened, but for codes4 and codes8: they hold what other checkpoints
-// publish as integers with scales of any float type.
+// All are formats of ggml, with outer scales widened, but for codes4, codes8 and fp8: they hold what other checkpoints
+// publish, with scales of any float type. Codes of fp8 are float8_e4m3fn, without NaN.
+//
+// Functions have internal linkage, as in simd.h.
 #pragma once
 
 #include <cstdint>
@@ -51,9 +55,11 @@ enum class WeightKind : int32_t {
   iq4_xs = 14,
   q3_k = 15,
   q2_k = 16,
+  fp8 = 17,
+  fp8_wide = 18,
 };
 
-constexpr int32_t kNumKinds = 17;
+constexpr int32_t kNumKinds = 19;
 
 constexpr int kPanelRows = 16;
 constexpr int kGroup = 32;       // columns that meet one scale of the input
@@ -69,6 +75,8 @@ enum class Codes {
   sixes,    // 256 + 128: low nibbles, then upper 2 bits
   curve,    // 256: nibbles that are places in kCurve
   threes,   // 128 + 64: as pairs, then third bits
+  floats,   // 512, quads in an order of their own: 16 rows x column 0 in even bytes and column 2 in odd ones, then likewise
+            // columns 1 and 3
   pairs,    // 128: two bits of quads 0 .. 3, then of quads 4 .. 7, in a byte the lowest of the first
 };
 
@@ -94,7 +102,7 @@ struct Traits {
   int shared = 1;  // groups that have the same scales
 };
 
-constexpr Traits traits_of(WeightKind kind) {
+static constexpr Traits traits_of(WeightKind kind) {
   switch (kind) {
     case WeightKind::q8_0: return {Codes::bytes, 128, Scaling::half};
     case WeightKind::q8_planes: return {Codes::planes, 128, Scaling::half};
@@ -113,13 +121,16 @@ constexpr Traits traits_of(WeightKind kind) {
     case WeightKind::iq4_xs: return {Codes::curve, 128, Scaling::byte};
     case WeightKind::q3_k: return {Codes::threes, 4, Scaling::byte_halves};
     case WeightKind::q2_k: return {Codes::pairs, 0, Scaling::nibble_halves};
+    case WeightKind::fp8: return {Codes::floats, 0, Scaling::whole};
+    case WeightKind::fp8_wide: return {Codes::floats, 0, Scaling::whole, 4};
   }
   return {};
 }
 
-constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
+static constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
   switch (codes) {
-    case Codes::bytes: return 512;
+    case Codes::bytes:
+    case Codes::floats: return 512;
     case Codes::planes:
     case Codes::nibbles:
     case Codes::curve: return 256;
@@ -139,7 +150,7 @@ struct ScaleBytes {
   constexpr int inner() const { return first + second; }
 };
 
-constexpr ScaleBytes bytes_of(Scaling scaling) {
+static constexpr ScaleBytes bytes_of(Scaling scaling) {
   switch (scaling) {
     case Scaling::half: return {2};
     case Scaling::half_minima: return {2, 2};
@@ -153,33 +164,33 @@ constexpr ScaleBytes bytes_of(Scaling scaling) {
   return {0};
 }
 
-constexpr bool has_outer_scales(WeightKind kind) { return bytes_of(traits_of(kind).scaling).outer != 0; }
+static constexpr bool has_outer_scales(WeightKind kind) { return bytes_of(traits_of(kind).scaling).outer != 0; }
 
 // Columns of a matrix are a multiple of it.
-constexpr int64_t column_unit(WeightKind kind) {
+static constexpr int64_t column_unit(WeightKind kind) {
   return kGroup * (has_outer_scales(kind) ? kSuperGroups : traits_of(kind).shared);
 }
 
-constexpr int64_t code_bytes(WeightKind kind) { return bytes_of(traits_of(kind).codes); }
+static constexpr int64_t code_bytes(WeightKind kind) { return bytes_of(traits_of(kind).codes); }
 
-constexpr int64_t inner_scale_bytes(WeightKind kind, int64_t groups) {  // of a panel
+static constexpr int64_t inner_scale_bytes(WeightKind kind, int64_t groups) {  // of a panel
   return groups / traits_of(kind).shared * bytes_of(traits_of(kind).scaling).inner() * kPanelRows;
 }
 
-constexpr int64_t scale_bytes(WeightKind kind, int64_t columns) {  // of a panel, padded
+static constexpr int64_t scale_bytes(WeightKind kind, int64_t columns) {  // of a panel, padded
   const int64_t groups = columns / kGroup;
   const int64_t outer = groups / kSuperGroups * bytes_of(traits_of(kind).scaling).outer * kPanelRows;
   return (inner_scale_bytes(kind, groups) + outer + 63) / 64 * 64;
 }
 
-constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
+static constexpr int64_t panel_bytes(WeightKind kind, int64_t columns) {
   return scale_bytes(kind, columns) + columns / kGroup * code_bytes(kind);
 }
 
-constexpr int64_t lower_bytes(WeightKind kind, int64_t columns) {  // of a panel, beyond the last
+static constexpr int64_t lower_bytes(WeightKind kind, int64_t columns) {  // of a panel, beyond the last
   return traits_of(kind).codes == Codes::planes ? columns / kGroup * 256 : 0;
 }
 
-constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
+static constexpr int64_t num_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows; }
 
 }  // namespace octavo

@@ -69,6 +69,8 @@ void place_codes(Codes layout, const uint8_t* row, int64_t groups, int lane, uin
       const int quad = k / 4, byte = lane * 4 + k % 4;
       if (layout == Codes::bytes) {
         codes[quad * 64 + byte] = code;
+      } else if (layout == Codes::floats) {
+        codes[quad * 64 + k % 2 * 32 + lane * 2 + k % 4 / 2] = code;
       } else if (layout == Codes::pairs || layout == Codes::threes) {
         codes[quad / 4 * 64 + byte] |= static_cast<uint8_t>((code & 3) << 2 * (quad % 4));
         if (layout == Codes::threes) place_bit(codes + 128, quad, byte, code >> 2);

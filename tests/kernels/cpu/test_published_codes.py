@@ -8,7 +8,7 @@ import torch
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant
 from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix, QuantisedProduct, WeightKind
 
-FORMS = [("codes4", 32), ("codes4", 128), ("codes8", 32), ("codes8", 128)]  # and columns that share a scale
+FORMS = [(form, group) for form in ("codes4", "codes8", "fp8") for group in (32, 128)]  # columns that share a scale
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
@@ -33,9 +33,11 @@ class Published:
         generator = torch.Generator().manual_seed(seed)
         self.form, self.group = form, group
         shape = (rows, columns // group)
-        low, high = (0, 16) if form == "codes4" else (-128, 128)
+        low, high = {"codes4": (0, 16), "codes8": (-128, 128), "fp8": (0, 256)}[form]
         codes = torch.randint(low, high, (rows, columns), generator=generator)
-        self.codes = codes.to(torch.uint8 if form == "codes4" else torch.int8)
+        if form == "fp8":
+            codes[codes & 0x7F == 0x7F] = 0  # NaN
+        self.codes = codes.to(torch.int8 if form == "codes8" else torch.uint8)
         signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         self.scales = (signs * torch.empty(shape).uniform_(-9, 0, generator=generator).exp()).to(scales).float()
         self.zeros = None
@@ -45,10 +47,11 @@ class Published:
     @property
     def weights(self) -> torch.Tensor:
         """As float32, each rounded once."""
-        codes = self.codes.unflatten(1, (-1, self.group)).int()
+        codes = self.codes.view(torch.float8_e4m3fn) if self.form == "fp8" else self.codes
+        values = codes.float().unflatten(1, (-1, self.group))
         if self.zeros is not None:
-            codes = codes - self.zeros.int()[..., None]
-        return (codes.float() * self.scales[..., None]).flatten(1)
+            values = values - self.zeros.float()[..., None]
+        return (values * self.scales[..., None]).flatten(1)
 
     def packed(self, library: NativeLibrary) -> QuantisedMatrix:
         rows, columns = self.codes.shape
@@ -69,7 +72,7 @@ def quantised_inputs(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("form", "group"), [*FORMS, ("codes4", 64), ("codes4", 768), ("codes8", 384)])
+@pytest.mark.parametrize(("form", "group"), [*FORMS, ("codes4", 64), ("codes4", 768), ("codes8", 384), ("fp8", 768)])
 def test_every_weight_is_its_code_times_its_scale_to_the_bit(
     library: NativeLibrary, form: str, group: int, scales: torch.dtype
 ) -> None:
@@ -108,6 +111,19 @@ def test_c14_a_row_of_many_has_the_bits_it_has_alone(library: NativeLibrary, for
         assert torch.equal(product.multiply(x[row : row + 1])[0], together[row])
 
 
+def test_every_instruction_set_gives_the_same_product_of_floats_but_for_scales(best: NativeLibrary) -> None:
+    """Products of codes are exact, so that fused and unfused sums are the same; a scale of 1 rounds nothing."""
+    published, x = Published("fp8", 16, 32, 32), torch.randint(-127, 128, (9, 32)).float()
+    published.scales.fill_(1.0)
+    x[:, 0] = 127.0  # a scale of 1 of the input too
+    results = [
+        QuantisedProduct([published.packed(NativeLibrary(variant=variant))]).multiply(x)
+        for variant in Variant
+        if variant <= best.variant
+    ]
+    assert all(torch.equal(one, results[0]) for one in results[1:])
+
+
 def test_runs_of_whole_panels_fill_a_matrix_in_any_order(best: NativeLibrary) -> None:
     published = Published("codes4", 70, 256, 128)
     assert published.zeros is not None
@@ -135,6 +151,8 @@ def test_wide_groups_take_fewer_bits(best: NativeLibrary) -> None:
         ("codes4", 192, 192),
         ("codes8", 1024, 32),
         ("codes8", 1024, 1024),
+        ("fp8", 1024, 64),
+        ("fp8", 1024, 128),
     ]:
         kind = kernels.kind(form, columns, group)
         assert kind is not None
@@ -147,6 +165,8 @@ def test_wide_groups_take_fewer_bits(best: NativeLibrary) -> None:
         ("codes4", 192): 4 + (6 * 5 * 16 + 32) * 8 / (16 * 192),  # scales of 480 bytes, padded to 512
         ("codes8", 32): 9.0,
         ("codes8", 1024): 8.25,
+        ("fp8", 64): 9.0,
+        ("fp8", 128): 8.25,
     }
 
 
@@ -163,6 +183,8 @@ def test_what_the_kind_cannot_hold_is_refused(best: NativeLibrary) -> None:
     matrix.pack_codes(0, codes, scales, zeros)
     with pytest.raises(ValueError, match=r"codes of 0 \.\. 15"):
         matrix.pack_codes(0, 16 * codes, scales, zeros)
+    with pytest.raises(ValueError, match="no NaN"):
+        QuantisedMatrix(best, WeightKind.FP8, 16, 256).pack_codes(0, 255 * codes, scales)
     with pytest.raises(ValueError, match="not those of 256 columns"):
         matrix.pack_codes(0, codes[:, :128].contiguous(), scales, zeros)
     with pytest.raises(ValueError, match=r"\[16, groups\]"):
