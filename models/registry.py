@@ -19,6 +19,7 @@ from models.families.gemma2 import GEMMA2
 from models.families.gemma3 import GEMMA3
 from models.families.gpt2 import GPT2
 from models.families.gpt_neox import GPT_NEOX
+from models.families.gpt_oss import GPT_OSS
 from models.families.granite import GRANITE
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
@@ -47,6 +48,7 @@ FAMILIES: tuple[Family, ...] = (
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,
+    GPT_OSS,
     GEMMA,
     GEMMA2,
     GEMMA3,
@@ -107,12 +109,13 @@ def spec_from_gguf(file: GGUFFile) -> ModelSpec:
 def _completed(family: Family, fields: Fields, bos: tuple[int, ...], eos: tuple[int, ...]) -> ModelSpec:
     """The family's spec with its special tokens, which must have a row in its vocabulary, and the stored dtype."""
     dtype = fields.get("dtype") or fields.get("torch_dtype")
+    read = family.read(fields)
     spec = replace(
-        family.read(fields),
+        read,
         architecture=family.name,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos,
-        checkpoint_dtype=str(dtype) if dtype in _DTYPES else "float32",
+        checkpoint_dtype=str(dtype) if dtype in _DTYPES else read.checkpoint_dtype,
     )
     spec = replace(spec, layers=tuple(_without_idle_window(layer, spec.max_position) for layer in spec.layers))
     for rope in {id(layer.rope): layer.rope for layer in spec.layers}.values():

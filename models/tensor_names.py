@@ -79,6 +79,8 @@ class TensorNames:
             target = self.layer.get(f"{name[: number.start(1)]}*{name[number.end(1) :]}")
             if isinstance(target, str):
                 target = target.replace("*", number[1])
+            elif target is not None:
+                return tuple(replace(part, name=part.name.replace("*", number[1])) for part in target(spec))
         if target is None:
             return None
         return (Placement(target),) if isinstance(target, str) else tuple(target(spec))

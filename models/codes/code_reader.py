@@ -9,6 +9,8 @@ Layouts, of a matrix [rows, columns] with a scale for each row and each of its g
     compressed-tensors  weight_packed int32 [rows, columns / n], codes less half their range, the first lowest, or
                         weight [rows, columns]; weight_scale [rows, groups], [rows, 1] or [1];
                         weight_zero_point int32 [rows / n, groups] packed along rows; weight_g_idx as GPTQ's
+    mxfp4               blocks uint8 [rows, groups, 16], two 4-bit floats in a byte, the first lowest; scales uint8
+                        [rows, groups], exponents (``models.codes.mxfp4``)
     fp8                 weight [rows, columns]; weight_scale_inv for each block of [128, 128], or weight_scale
 
 Sources: the AutoGPTQ, AutoAWQ and compressed-tensors projects, and transformers' documentation of ``fp8``.
@@ -20,6 +22,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from models.codes import mxfp4
 from models.codes.coded_weight import CodedWeight
 from models.codes.codes_spec import CodesForm, CodesMethod, CodesSpec
 from models.errors import CheckpointError
@@ -39,6 +42,7 @@ _SUFFIXES = {
         "input_zero_point",
         "input_global_scale",
     ),
+    CodesMethod.MXFP4: mxfp4.ENDINGS,
     CodesMethod.FP8: ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
 }
 _IGNORED = ("k_scale", "v_scale", "q_scale", "k_proj.output_scale", "v_proj.output_scale")
@@ -59,6 +63,7 @@ class CodeReader:
             CodesMethod.AWQ: self._awq,
             CodesMethod.COMPRESSED_TENSORS: self._compressed_tensors,
             CodesMethod.FP8: self._fp8,
+            CodesMethod.MXFP4: self._mxfp4,
         }[codes.method]
 
     def read(self, name: str, parts: Parts) -> CodedWeight:
@@ -76,6 +81,8 @@ class CodeReader:
 
     def group_columns(self, name: str, parts: Parts) -> int:
         """Columns that share a scale, in the matrix ``name``, by the shapes of its tensors. Raises CheckpointError."""
+        if self.codes.method is CodesMethod.MXFP4:
+            return mxfp4.GROUP
         try:
             return self._columns(parts) // self._num_groups(parts)
         except (KeyError, IndexError, ZeroDivisionError):
@@ -145,6 +152,9 @@ class CodeReader:
             return _plain(parts, "weight_scale_inv")
         scales = blocks.float().repeat_interleave(_FP8_BLOCK, dim=0)[:rows]
         return _checked(parts["weight"], scales, None, None)
+
+    def _mxfp4(self, parts: Parts) -> CodedWeight:
+        return _checked(mxfp4.codes_in_turn(parts["blocks"]), mxfp4.scales_of(parts["scales"]), None, None)
 
 
 def is_ignored(name: str) -> bool:

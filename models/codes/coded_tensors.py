@@ -10,7 +10,8 @@ import torch
 
 from models.codes.code_reader import CodeReader, is_ignored
 from models.codes.coded_weight import CodedWeight
-from models.codes.codes_spec import CodesSpec
+from models.codes.codes_spec import CodesMethod, CodesSpec
+from models.codes.mxfp4 import single_experts
 from models.errors import CheckpointError
 from models.safetensors_file import SafetensorsFile, SafetensorsTensor
 from models.weight_forms import StoredForm
@@ -34,7 +35,10 @@ class CodedTensors:
     def __init__(self, files: Sequence[SafetensorsFile], codes: CodesSpec) -> None:
         self._reader = CodeReader(codes)
         self._codes = codes
-        stored = {tensor.name: tensor for file in files for tensor in file.tensors.values()}
+        tensors = [tensor for file in files for tensor in file.tensors.values()]
+        if codes.method is CodesMethod.MXFP4:
+            tensors = list(single_experts(tensors))
+        stored = {tensor.name: tensor for tensor in tensors}
         self._parts: dict[str, dict[str, SafetensorsTensor]] = defaultdict(dict)
         for name, tensor in stored.items():
             stem, _, ending = name.rpartition(".")

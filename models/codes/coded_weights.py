@@ -53,7 +53,7 @@ class CodeChunk:
             assert self.view is not None
             self.view.copy_(self.weight.values())
         elif self.keeps_codes:
-            codes = self.weight.codes
+            codes = self.weight.codes.contiguous()
             bytes_ = codes.view(torch.uint8) if codes.dtype is torch.float8_e4m3fn else codes
             self.kept.pack_codes(self.first_row, bytes_, self.weight.scales, self.weight.zeros)
         else:

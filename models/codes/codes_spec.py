@@ -18,6 +18,7 @@ class CodesMethod(enum.StrEnum):
     AWQ = "awq"
     COMPRESSED_TENSORS = "compressed-tensors"
     FP8 = "fp8"
+    MXFP4 = "mxfp4"
 
 
 class CodesForm(enum.StrEnum):
@@ -73,6 +74,10 @@ def _fp8(fields: Fields) -> CodesSpec:
     return CodesSpec(CodesMethod.FP8, CodesForm.FP8, is_packed=False)
 
 
+def _mxfp4(fields: Fields) -> CodesSpec:
+    return CodesSpec(CodesMethod.MXFP4, CodesForm.INT8)
+
+
 def _compressed_tensors(fields: Fields) -> CodesSpec:
     groups = fields.part("config_groups")
     found = {_group(fields, group) for group in (groups.parts() if groups is not None else ())}
@@ -102,4 +107,5 @@ _READERS = {
     CodesMethod.AWQ: _awq,
     CodesMethod.COMPRESSED_TENSORS: _compressed_tensors,
     CodesMethod.FP8: _fp8,
+    CodesMethod.MXFP4: _mxfp4,
 }

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from models.fields import Fields
-from models.spec import ModelSpec
+from models.spec import ExpertsSpec, ModelSpec
 from models.tensor_names import Cut, Placement
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-def expert_count(fields: Fields) -> int:
-    """Configs call it one or the other."""
-    return fields.integer("num_local_experts" if fields.get("num_experts") is None else "num_experts")
+def read_experts(fields: Fields, intermediate_size: int, *, is_normalised: bool, has_bias: bool = False) -> ExpertsSpec:
+    """Their numbers, which configs call one or the other, and what a family says of them."""
+    count = fields.integer("num_local_experts" if fields.get("num_experts") is None else "num_experts")
+    per_token = fields.integer("num_experts_per_tok")
+    if per_token > count:
+        raise fields.error("num_experts_per_tok", f"is {per_token}, more than there are experts: {count}")
+    return ExpertsSpec(count, per_token, intermediate_size, is_normalised, has_bias)
 
 
 def each_expert(name: str) -> Cut:

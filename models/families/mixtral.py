@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import GGUF_EXPERTS, each_expert, expert_count, gate_and_up
+from models.families.experts import GGUF_EXPERTS, each_expert, gate_and_up, read_experts
 from models.families.family import Family, Values
 from models.families.llama import read_llama
 from models.families.names import (
@@ -19,7 +19,7 @@ from models.families.names import (
     interleaved_query,
 )
 from models.fields import Fields
-from models.spec import ExpertsSpec, ModelSpec
+from models.spec import ModelSpec
 from models.tensor_names import Cut, TensorNames
 
 _EXPERTS: dict[str, str | Cut] = {
@@ -41,12 +41,7 @@ def _read(fields: Fields) -> ModelSpec:
     return replace(
         spec,
         layers=tuple(replace(layer, is_sparse=True) for layer in spec.layers),
-        experts=ExpertsSpec(
-            num_experts=expert_count(fields),
-            per_token=fields.integer("num_experts_per_tok"),
-            intermediate_size=spec.intermediate_size,
-            is_normalised=True,
-        ),
+        experts=read_experts(fields, spec.intermediate_size, is_normalised=True),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import EXPERTS, GGUF_EXPERTS, expert_count
+from models.families.experts import EXPERTS, GGUF_EXPERTS, read_experts
 from models.families.family import Family
 from models.families.llama import read_llama
 from models.families.names import (
@@ -18,7 +18,7 @@ from models.families.names import (
     gguf_names,
 )
 from models.fields import Fields
-from models.spec import ExpertsSpec, ModelSpec, QKNorm
+from models.spec import ModelSpec, QKNorm
 from models.tensor_names import TensorNames
 
 
@@ -30,11 +30,8 @@ def _read(fields: Fields) -> ModelSpec:
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         qk_norm=QKNorm.ALL_HEADS,
         layers=tuple(replace(layer, is_sparse=True) for layer in spec.layers),
-        experts=ExpertsSpec(
-            num_experts=expert_count(fields),
-            per_token=fields.integer("num_experts_per_tok"),
-            intermediate_size=spec.intermediate_size,
-            is_normalised=fields.flag("norm_topk_prob", default=False),
+        experts=read_experts(
+            fields, spec.intermediate_size, is_normalised=fields.flag("norm_topk_prob", default=False)
         ),
     )
 

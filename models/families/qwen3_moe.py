@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import EXPERTS, GGUF_EXPERTS, expert_count
+from models.families.experts import EXPERTS, GGUF_EXPERTS, read_experts
 from models.families.family import Family, Values
 from models.families.llama import read_llama
 from models.families.names import (
@@ -20,7 +20,7 @@ from models.families.names import (
     gguf_names,
 )
 from models.fields import Fields
-from models.spec import ExpertsSpec, ModelSpec, QKNorm
+from models.spec import ModelSpec, QKNorm
 from models.tensor_names import TensorNames
 
 
@@ -35,11 +35,8 @@ def _read(fields: Fields) -> ModelSpec:
             replace(layer, is_sparse=(index + 1) % step == 0 and index not in dense)
             for index, layer in enumerate(spec.layers)
         ),
-        experts=ExpertsSpec(
-            num_experts=expert_count(fields),
-            per_token=fields.integer("num_experts_per_tok"),
-            intermediate_size=fields.integer("moe_intermediate_size"),
-            is_normalised=fields.flag("norm_topk_prob", default=False),
+        experts=read_experts(
+            fields, fields.integer("moe_intermediate_size"), is_normalised=fields.flag("norm_topk_prob", default=False)
         ),
     )
 

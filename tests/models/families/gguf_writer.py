@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from gguf.quants import quantize
 from safetensors.numpy import load_file
 
 _EXPERT = re.compile(r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
@@ -32,11 +33,13 @@ def write_gguf(
     tensors: Mapping[str, list[float]] | None = None,
     config: Mapping[str, Any] | None = None,
     quantization: gguf.GGMLQuantizationType | None = None,
+    quantised: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> Path:
     """``change(hf_name, values, config)`` gives what is stored; ``keys`` are more metadata, without the prefix.
 
     ``tensors`` are more of these, by their names in the file. ``config`` holds what the directory's own calls
-    otherwise, or leaves out. ``quantization`` is of all matrices, if there is one.
+    otherwise, or leaves out. ``quantization`` is of all matrices, if there is one, but for those with one of the words
+    of ``quantised`` in their names, which have its type.
     """
     config = json.loads((directory / "config.json").read_text()) | (config or {})
     writer = gguf.GGUFWriter(path, architecture)
@@ -74,9 +77,9 @@ def write_gguf(
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         array = np.ascontiguousarray(change(name, values, config), dtype=np.float32)
-        is_kept = quantization is None or array.ndim == 1
-        blocks = array if is_kept else gguf.quants.quantize(array, quantization)
-        writer.add_tensor(stored, blocks, raw_dtype=None if is_kept else quantization)
+        form = next((form for word, form in (quantised or {}).items() if word in stored), quantization)
+        is_kept = form is None or array.ndim == 1
+        writer.add_tensor(stored, array if is_kept else quantize(array, form), raw_dtype=None if is_kept else form)
     for name, numbers in (tensors or {}).items():
         writer.add_tensor(name, np.array(numbers, dtype=np.float32))
     writer.write_header_to_file()
