@@ -11,6 +11,7 @@ import torch
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
 from models.linear import Linear
+from models.lora import Projections
 from models.norms import Norm
 from models.parameter import NamedParameters, Parameter
 from models.residual import Residual
@@ -84,7 +85,7 @@ class Attention:
             softcap=self._softcap,
             sinks=self._sinks,
         )
-        return self._output(attended.flatten(1))
+        return self._output(attended.flatten(1), residual.adapters)
 
     def _projected(self, residual: Residual, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [num_tokens, heads, head_dim], normed where that takes all heads together."""
@@ -102,6 +103,11 @@ class Attention:
     def nbytes(self) -> int:
         own = [one.nbytes for one in (self._query_norm, self._key_norm, self._sinks) if one is not None]
         return self._qkv.nbytes + self._output.nbytes + sum(own)
+
+    def projections(self, prefix: str) -> Projections:
+        """Where adapters go."""
+        yield from self._qkv.projections(prefix)
+        yield from self._output.projections(prefix)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._qkv.parameters(prefix)

@@ -14,6 +14,7 @@ from models.attention import query_scales
 from models.decoder_layer import DecoderLayer
 from models.embedding import Embedding
 from models.linear import Linear, argmax_of_normed, product_of_normed
+from models.lora import LoraAdapter, LoraDeltas, LoraPlace, LoraRows, LoraWeights
 from models.matrix_product import MatrixProduct
 from models.norms import make_norm
 from models.parameter import Parameter
@@ -39,6 +40,7 @@ class Decoder:
         device: torch.device,
     ) -> None:
         self.spec = spec
+        self._device = device
         self._embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale, dtype=dtype, device=device)
         self._positions = (
             Embedding(spec.max_position, spec.hidden_size, 1.0, dtype=dtype, device=device)
@@ -79,16 +81,21 @@ class Decoder:
         """See ``models.model.CausalLM.forward``."""
         return self.logits(self.hidden(token_ids, positions, layers).rows(logits_rows))
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer]) -> Residual:
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        adapters: LoraRows | None = None,
+    ) -> Residual:
         """See ``models.model.CausalLM.hidden``."""
         x = self._embedding(token_ids)
         if self._positions is not None:
             x = x + self._positions(positions)
         rotations = [rotary(positions) for rotary in self._rotaries]
-        if self.spec.sharpening is not None:
-            return self._after_layers(x, rotations, layers, query_scales(self.spec.sharpening, positions))
-        if self._replay is None:
-            return self._after_layers(x, rotations, layers)
+        scales = None if self.spec.sharpening is None else query_scales(self.spec.sharpening, positions)
+        if self._replay is None or scales is not None or adapters is not None:
+            return self._after_layers(x, rotations, layers, scales, adapters)
         return Residual(self._replay(self._compute_layers, x, rotations, layers), self._backend)
 
     def logits(self, hidden: Residual) -> torch.Tensor:
@@ -126,11 +133,35 @@ class Decoder:
         rotations: Sequence[Rotation],
         layers: Sequence[PagedLayer],
         scales: torch.Tensor | None = None,
+        adapters: LoraRows | None = None,
     ) -> Residual:
-        residual = Residual(x, self._backend)
+        residual = Residual(x, self._backend, adapters=adapters)
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
             layer(residual, None if rotary is None else rotations[rotary], paged, scales)
         return residual
+
+    def projections(self) -> Mapping[str, LoraPlace]:
+        """See ``models.model.CausalLM.projections``."""
+        return {
+            name: place
+            for index, layer in enumerate(self._layers)
+            for name, place in layer.projections(f"model.layers.{index}.")
+        }
+
+    @torch.inference_mode()
+    def add_adapter(self, number: int, adapter: LoraAdapter) -> None:
+        """See ``models.model.CausalLM.add_adapter``."""
+        places = self.projections()
+        parts: dict[LoraDeltas, list[tuple[int, LoraWeights]]] = {}
+        for name, weights in adapter.weights.items():
+            parts.setdefault(places[name].deltas, []).append((places[name].start, weights.to(self._device)))
+        for deltas, some in parts.items():
+            deltas.add(number, some)
+
+    def remove_adapter(self, number: int) -> None:
+        """See ``models.model.CausalLM.remove_adapter``."""
+        for place in self.projections().values():
+            place.deltas.remove(number)
 
     def parameters(self) -> Mapping[str, Parameter]:
         """See ``models.model.CausalLM.parameters``."""

@@ -13,6 +13,7 @@ import torch
 from kernels.attention import AttentionBackend, PagedLayer
 from models.attention import Attention
 from models.experts import Experts
+from models.lora import Projections
 from models.mlp import GatedMLP, PlainMLP
 from models.norms import Norm, make_norm
 from models.parameter import NamedParameters
@@ -29,6 +30,9 @@ class MLP(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    def projections(self, prefix: str) -> Projections:
+        """Where adapters go."""
 
     def parameters(self, prefix: str) -> NamedParameters: ...
 
@@ -76,6 +80,11 @@ class DecoderLayer:
     @property
     def nbytes(self) -> int:
         return self._attention.nbytes + self._mlp.nbytes + sum(norm.nbytes for norm in self._norms.values())
+
+    def projections(self, prefix: str) -> Projections:
+        """Where adapters go."""
+        yield from self._attention.projections(f"{prefix}self_attn.")
+        yield from self._mlp.projections(f"{prefix}mlp.")
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._attention.parameters(f"{prefix}self_attn.")

@@ -15,6 +15,7 @@ import torch
 from kernels.attention import AttentionBackend
 from kernels.grouping import Grouping
 from kernels.products import ExpertProduct
+from models.lora import Projections
 from models.mlp import GatedMLP
 from models.norms import Norm
 from models.parameter import NamedParameters, Parameter
@@ -64,6 +65,10 @@ class Experts:
     @property
     def nbytes(self) -> int:
         return self._router.nbytes + self._mlps.nbytes
+
+    def projections(self, prefix: str) -> Projections:
+        """None: an adapter of an expert would have to follow its rows through the router's choice."""
+        yield from ()
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._router.parameters(prefix)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kernels.attention import AttentionBackend
 from models.linear import Linear
+from models.lora import Projections
 from models.norms import Norm
 from models.parameter import NamedParameters
 from models.residual import Residual
@@ -43,11 +44,17 @@ class GatedMLP:
 
     def of_normed(self, residual: Residual, norm: Norm | None) -> torch.Tensor:
         """The block's output for the normed hidden states."""
-        return self._down.of_gated(self._gate_up.of_normed(residual, norm), self._activation, self._backend)
+        gate_up = self._gate_up.of_normed(residual, norm)
+        return self._down.of_gated(gate_up, self._activation, self._backend, residual.adapters)
 
     @property
     def nbytes(self) -> int:
         return self._gate_up.nbytes + self._down.nbytes
+
+    def projections(self, prefix: str) -> Projections:
+        """Where adapters go."""
+        yield from self._gate_up.projections(prefix)
+        yield from self._down.projections(prefix)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._gate_up.parameters(prefix)
@@ -75,11 +82,17 @@ class PlainMLP:
 
     def of_normed(self, residual: Residual, norm: Norm | None) -> torch.Tensor:
         """The block's output for the normed hidden states."""
-        return self._down(F.gelu(self._up.of_normed(residual, norm), approximate=self._approximate))
+        inner = F.gelu(self._up.of_normed(residual, norm), approximate=self._approximate)
+        return self._down(inner, residual.adapters)
 
     @property
     def nbytes(self) -> int:
         return self._up.nbytes + self._down.nbytes
+
+    def projections(self, prefix: str) -> Projections:
+        """Where adapters go."""
+        yield from self._up.projections(prefix)
+        yield from self._down.projections(prefix)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._up.parameters(prefix)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from kernels.attention import PagedLayer
+from models.lora import LoraAdapter, LoraPlace, LoraRows
 from models.parameter import Parameter
 from models.residual import Residual
 from models.spec import ModelSpec
@@ -30,11 +31,18 @@ class CausalLM(Protocol):
     ) -> torch.Tensor:
         """The `logits` of those tokens of a step whose indices are in ``logits_rows``, int64 [num_rows]."""
 
-    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, layers: Sequence[PagedLayer]) -> Residual:
+    def hidden(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        layers: Sequence[PagedLayer],
+        adapters: LoraRows | None = None,
+    ) -> Residual:
         """Run one ragged step and store its keys and values; the states of all its tokens before the last norm.
 
         ``token_ids`` and ``positions`` are int64 [num_tokens], ``layers`` has one PagedLayer per layer of the spec.
-        The caller holds ``torch.inference_mode``, here and below.
+        ``adapters``: the tokens that use one, of those that were added. The caller holds ``torch.inference_mode``, here
+        and below.
         """
 
     def logits(self, hidden: Residual) -> torch.Tensor:
@@ -48,6 +56,15 @@ class CausalLM(Protocol):
 
     def normed(self, hidden: Residual) -> torch.Tensor:
         """Float32 [num_rows, hidden_size]: the states of some tokens after the last norm, as the head reads them."""
+
+    def projections(self) -> Mapping[str, LoraPlace]:
+        """Where adapters can change the model, by the names of parameters without ".weight"."""
+
+    def add_adapter(self, number: int, adapter: LoraAdapter) -> None:
+        """Let steps use an adapter, whose names and shapes are those of `projections`, under a number of its own."""
+
+    def remove_adapter(self, number: int) -> None:
+        """Let go of an adapter, if there is one of this number."""
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Every weight that can be filled, under the name it has in Hugging Face checkpoints; before loading, all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.attention import AttentionBackend
+from models.lora import LoraRows
 from models.norms import Norm
 
 
@@ -12,10 +13,18 @@ class Residual:
     """The hidden states [num_tokens, hidden_size] of a step: layers read them normed and add their branches to them.
 
     A branch is added by whoever reads the states next, so that a sum and the norm after it can be one kernel.
+    ``adapters`` says which of the tokens use one; None: none does.
     """
 
-    def __init__(self, x: torch.Tensor, backend: AttentionBackend, branch: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        x: torch.Tensor,
+        backend: AttentionBackend,
+        branch: torch.Tensor | None = None,
+        adapters: LoraRows | None = None,
+    ) -> None:
         """The states are ``x``, which may be overwritten, plus ``branch`` if there is one."""
+        self.adapters = adapters
         self._x = x
         self._backend = backend
         self._branch = branch

@@ -14,6 +14,7 @@ import pytest
 from models.checkpoint import Checkpoint, CheckpointFormat, resolve_checkpoint
 from models.errors import CheckpointError
 from models.hub import HubId
+from models.lora_source import find_adapter
 from tests.models.hub_stand_in import HubStandIn, Repository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,20 @@ def test_a_model_is_downloaded_without_what_is_not_needed_and_found_again_offlin
     hub.asked.clear()
     assert resolve_checkpoint("org/model", offline=True) == checkpoint
     assert hub.asked == []
+
+
+def test_an_adapter_is_downloaded_without_what_is_not_needed_and_never_as_a_pickle(hub: HubStandIn) -> None:
+    needed = {"adapter_config.json", "adapter_model.safetensors"}
+    add(hub, *needed, "README.md", "optimizer.pt", "tokenizer.json")
+    directory = find_adapter("org/model")
+    assert hub.downloaded() == needed
+    assert {file.name for file in directory.iterdir()} == needed
+    add(hub, "adapter_config.json", "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"^org/model has only adapter_model\.bin, a pickle, which can run code"):
+        find_adapter("org/model")
+    add(hub, "config.json", "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"^org/model has no adapter_config\.json: it is no adapter"):
+        find_adapter("org/model")
 
 
 def test_a_revision_is_what_is_downloaded(hub: HubStandIn) -> None:
