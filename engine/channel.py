@@ -1,10 +1,11 @@
 """Channel: messages over a stream socket, each a 4-byte length and a MessagePack body.
 
-`Channel` is the engine's blocking side; the client reads the same frames with asyncio.
+`Channel` is the engine's blocking side; the client reads the same frames with asyncio (`receive_from_engine`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import struct
@@ -89,3 +90,12 @@ class Channel:
         body = bytes(self._buffer[LENGTH.size : end])
         del self._buffer[:end]
         return body
+
+
+async def receive_from_engine(reader: asyncio.StreamReader) -> FromEngine | None:
+    """The next message, or None when the engine is gone."""
+    try:
+        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+        return decode_from_engine(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -24,7 +24,9 @@ import msgspec
 
 from block_manager.groups import plan_groups
 from block_manager.sizing import Capacity
-from engine.channel import LENGTH, decode_from_engine, frame
+from engine.adapter_messages import AdapterAnswer, AdapterReport, LoadAdapter, UnloadAdapter
+from engine.channel import frame, receive_from_engine
+from engine.client_errors import AdapterRefused as AdapterRefused
 from engine.client_errors import EngineDied as EngineDied
 from engine.client_errors import EngineError as EngineError
 from engine.client_errors import EngineStartError as EngineStartError
@@ -42,7 +44,6 @@ from engine.messages import (
     EngineStats,
     Explained,
     ExplainRequest,
-    FromEngine,
     LoadProgress,
     Query,
     ReadStats,
@@ -56,6 +57,7 @@ from engine.messages import (
     TokenTable,
 )
 from engine.page_messages import PageRead, PageRow, PagesRead, ReadPage, ReadPages, ReadSequence
+from engine.request_size import check_fits
 
 MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
 RESTART_WINDOW = 60.0
@@ -76,7 +78,8 @@ class EngineClient:
     """One engine process and the requests in flight in it.
 
     ``on_end`` is called with the last delta of every sequence as the engine sent it, also where nobody reads it any
-    more, but not for what the engine's death ended. It must not raise.
+    more, but not for what the engine's death ended. It must not raise. ``adapters`` are those that requests can choose,
+    by name; an engine that is started again loads them again.
     """
 
     process_module = "engine.process"
@@ -93,6 +96,7 @@ class EngineClient:
         self.ready: EngineReady | None = None
         self.stats: EngineStats | None = None
         self.config = config
+        self.adapters: dict[str, AdapterReport] = {}
         self.num_restarts = 0  # times a process that died was replaced
         self._on_progress = on_progress or (lambda progress: None)
         self._process: subprocess.Popen[bytes] | None = None
@@ -152,12 +156,19 @@ class EngineClient:
             )
         self._knows_tokens = False
         reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(frame(self.config))
+        self._writer.write(frame(self._config_to_start()))
         return reader
+
+    def _config_to_start(self) -> EngineConfig:
+        """What the process is to start with: the second time, with the adapters that the first one had at its end."""
+        if self.ready is None:
+            return self.config
+        adapters = {one.name: one.path for one in self.adapters.values()}
+        return msgspec.structs.replace(self.config, adapters=adapters, skips_lost_adapters=True)
 
     async def _until_ready(self, reader: asyncio.StreamReader) -> EngineReady:
         while True:
-            message = await _receive(reader)
+            message = await receive_from_engine(reader)
             if message is None:
                 status = await self._reap()
                 raise EngineStartError(f"the engine process ended while starting, with status {status}")
@@ -172,6 +183,7 @@ class EngineClient:
         groups = plan_groups(ready.layer_windows)
         self._capacity = Capacity(groups, ready.block_size, ready.num_pages, ready.max_num_batched_tokens)
         self.ready, self.stats = ready, ready.stats
+        self.adapters = {one.name: one for one in ready.adapters}
         self._last_heard = time.monotonic()
         self.state = EngineState.READY
 
@@ -180,11 +192,13 @@ class EngineClient:
         current: asyncio.StreamReader | None = reader
         while current is not None:
             reason = "the engine process died"
-            while (message := await _receive(current)) is not None:
+            while (message := await receive_from_engine(current)) is not None:
                 self._last_heard = time.monotonic()
                 if isinstance(message, Answer):
                     if isinstance(message, StatsRead):
                         self.stats = message.stats  # here, so that none overwrites what came later
+                    elif isinstance(message, AdapterAnswer):
+                        self.adapters = {one.name: one for one in message.adapters}
                     self._answer(message)
                 elif isinstance(message, StepOutput):
                     self.stats = message.stats or self.stats
@@ -265,29 +279,7 @@ class EngineClient:
         One that rotates may generate beyond the context; only its prompt must fit. So with ``max_tokens`` 0, where the
         prompt may fill the context.
         """
-        ready, capacity = self._serving()
-        limit = f"this model's maximum context length is {ready.max_model_len} tokens"  # words that clients look for
-        if num_prompt_tokens >= ready.max_model_len and max_tokens > 0:
-            raise RequestTooLarge(
-                f"{limit}; the prompt has {num_prompt_tokens} tokens, and the answer needs at least one",
-                "context_length_exceeded",
-            )
-        total = num_prompt_tokens + max_tokens
-        if rotates:
-            total = min(total, max(num_prompt_tokens + 1, capacity.max_tokens(ready.max_model_len)))
-        if total > ready.max_model_len:
-            raise RequestTooLarge(
-                f"{limit}; {num_prompt_tokens} prompt tokens and max_tokens {max_tokens} make {total}",
-                "context_length_exceeded",
-            )
-        # the last token of an answer is never computed, so it needs no slot
-        computed = max(num_prompt_tokens, total - 1)
-        if not capacity.fits(computed):
-            raise RequestTooLarge(
-                f"{num_prompt_tokens} prompt tokens and max_tokens {max_tokens} need "
-                f"{capacity.peak_pages(computed, 1)} KV pages at once; the pool has {capacity.num_pages}",
-                "kv_capacity_exceeded",
-            )
+        check_fits(*self._serving(), num_prompt_tokens, max_tokens, rotates=rotates)
 
     def max_new_tokens(self, num_prompt_tokens: int) -> int:
         """Most tokens a prompt of this length could generate here, by context and pool; below 1: it does not fit."""
@@ -374,6 +366,18 @@ class EngineClient:
         assert isinstance(answer, SequenceRead)
         return answer.report
 
+    async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> AdapterReport:
+        """Load an adapter from a directory, which requests can then choose.
+
+        Raises AdapterRefused, EngineUnavailable or EngineDied.
+        """
+        answer = await self._ask(lambda query_id: LoadAdapter(query_id, name, path, replaces))
+        return next(one for one in _adapters(answer) if one.name == name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let go of an adapter; requests that use it may finish. Raises as `load_adapter`."""
+        _adapters(await self._ask(lambda query_id: UnloadAdapter(query_id, name)))
+
     @contextlib.contextmanager
     def _collecting(self, request_id: str) -> Iterator[Collector]:
         """What collects for a request; who stops reading before its end has aborted it."""
@@ -433,10 +437,9 @@ class EngineClient:
             collector.fail(error)
 
 
-async def _receive(reader: asyncio.StreamReader) -> FromEngine | None:
-    """The next message, or None when the engine is gone."""
-    try:
-        length = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-        return decode_from_engine(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+def _adapters(answer: Answer) -> list[AdapterReport]:
+    """Those that there are now; AdapterRefused where what was asked for was not done."""
+    assert isinstance(answer, AdapterAnswer)
+    if answer.problem:
+        raise AdapterRefused(answer.problem, answer.code)
+    return answer.adapters

@@ -25,3 +25,11 @@ class RequestTooLarge(EngineError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class AdapterRefused(EngineError):
+    """An adapter was not loaded, or not there to be unloaded. ``code`` as in `AdapterAnswer`."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -14,8 +14,9 @@ from engine.errors import ConfigError
 from engine.log_format import LogFormat
 from models.checkpoint import Checkpoint, resolve_checkpoint
 from models.errors import CheckpointError
+from models.lora_source import find_adapter
 
-__all__ = ["Checkpoint", "CheckpointError", "ConfigError", "EngineConfig", "resolve_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "ConfigError", "EngineConfig", "find_adapter", "resolve_checkpoint"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
@@ -24,6 +25,7 @@ QUANTIZATIONS = ("auto", "none", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 SPECULATIVE_METHODS = ("none", "ngram")
 MAX_SPECULATIVE_TOKENS = 64
+MAX_LORA_RANK = 1024
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 MAX_NUM_SEQS = 16_384  # rows of block tables are reserved for each
 MAX_THREADS = 1024
@@ -50,6 +52,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     in `SchedulerConfig`. ``async_scheduling``: schedule a step while the one before it runs.
     ``speculative`` "ngram": compute up to ``num_speculative_tokens`` tokens more in a step of a request, on the chance
     that those which followed the same few earlier in its text follow again.
+
+    ``adapters`` are loaded at the start, by name, from directories in PEFT's layout; no part may be of a rank above
+    ``max_lora_rank``. ``skips_lost_adapters``: one that cannot be loaded is left out with a warning, instead of keeping
+    the engine from starting.
 
     ``enforce_eager``: launch every step on a GPU kernel by kernel, without CUDA graphs. ``deterministic``: a request's
     logits have the same bits whatever runs beside it and however its prompt is cut, at some cost in speed.
@@ -86,6 +92,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool = False
     speculative: str = "none"
     num_speculative_tokens: int = 4
+    adapters: dict[str, str] = {}
+    max_lora_rank: int = 64
+    skips_lost_adapters: bool = False
     enforce_eager: bool = False
     deterministic: bool = False
     log_format: LogFormat = LogFormat.TEXT
@@ -129,6 +138,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--max-queued-requests": self.max_queued_requests,
             "--max-queued-tokens": self.max_queued_tokens,
             "--num-speculative-tokens": self.num_speculative_tokens,
+            "--max-lora-rank": self.max_lora_rank,
         }
         for flag, value in positive.items():
             if value is not None and value < 1:
@@ -136,6 +146,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value, most in (
             ("--max-num-seqs", self.max_num_seqs, MAX_NUM_SEQS),
             ("--threads", self.threads, MAX_THREADS),
+            ("--max-lora-rank", self.max_lora_rank, MAX_LORA_RANK),
             ("--num-speculative-tokens", self.num_speculative_tokens, MAX_SPECULATIVE_TOKENS),
         ):
             if value is not None and value > most:

@@ -6,8 +6,8 @@
 One copy brings a step to the device, one takes its tokens back. A step whose tokens were not known when it was
 scheduled reads them where the step before it left them, so that the host need not have seen them. Steps of decodes
 alone replay a graph where one was recorded; all others launch their kernels one by one, by the same code, and so do
-those whose decodes share so many pages that reading them once saves more than a graph does, and those with logits to
-be edited before the draw: the edits, as many as there are, travel in a copy of their own.
+those whose decodes share so many pages that reading them once saves more than a graph does, those that use adapters,
+and those with logits to be edited before the draw: the edits, as many as there are, travel in a copy of their own.
 
 Knows nothing of queues or clients. Invariants: `launch` never waits for the step it launches, nor for one before it,
 nor for pages that move; what a step draws lies in ``_drawn`` until the next step has read it.
@@ -28,6 +28,7 @@ from engine.edited_logits import EditedLogits
 from engine.input_batch import FilledStep, InputBatch
 from engine.logit_edits import NO_EDITS, StepEdits, edits_of_rows
 from engine.logprobs import LogprobTable
+from engine.lora_rows import lora_rows
 from engine.paged_model import PagedModel
 from engine.prefix_sharing import PrefixSharing
 from engine.prompt_states import NO_PARTS, PromptPart, PromptStates, read_prompts
@@ -35,6 +36,7 @@ from engine.step_buffers import DrawSections, StepShape
 from engine.step_result import DrawnToken
 from engine.step_stream import Event, StepStream
 from engine.token_sampler import TokenSampler
+from models.lora import LoraRows
 from models.residual import Residual
 from scheduler.batch import PLACEHOLDER, ScheduledBatch, ScheduledRequest
 
@@ -118,7 +120,8 @@ class DeviceRunner:
         drawing = [(request, name) for request in batch.requests if request.samples for name in request.sequence_ids]
         params = [sampling[name] for _, name in drawing]
         size = None
-        if not edits and not parts and _is_decode_only(batch, len(drawing)):
+        adapters = lora_rows(batch, self._uploaded)
+        if not edits and not parts and adapters is None and _is_decode_only(batch, len(drawing)):
             size = self._graphs.size_for(len(batch.requests))
         step = self._inputs.fill(batch, size or 0, self._sharing)
         self._fill_sources(step, batch)
@@ -126,7 +129,10 @@ class DeviceRunner:
         self._inputs.send(step)
         if size is None or step.prefix is not None:
             hidden, logits = self._compute(
-                step, self._sent_edits(edits, drawing), keeps_raw=any(one.tells_logprobs for one in params)
+                step,
+                self._sent_edits(edits, drawing),
+                adapters,
+                keeps_raw=any(one.tells_logprobs for one in params),
             )
             states = self._read_prompts(hidden, batch, parts) if parts else {}
         else:
@@ -167,7 +173,12 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def _compute(
-        self, step: FilledStep, edited: EditedLogits | None = None, *, keeps_raw: bool = False
+        self,
+        step: FilledStep,
+        edited: EditedLogits | None = None,
+        adapters: LoraRows | None = None,
+        *,
+        keeps_raw: bool = False,
     ) -> tuple[Residual, torch.Tensor]:
         """Queue what was sent, from token ids to drawn tokens; returns the states of all tokens, and the logits.
 
@@ -178,7 +189,7 @@ class DeviceRunner:
         assert draws is not None
         left = self._drawn.index_select(0, draws.sources.clamp(min=0))
         token_ids = torch.where(draws.sources == NO_SOURCE, tensors.token_ids, left)
-        hidden = self._model.hidden(replace(tensors, token_ids=token_ids))
+        hidden = self._model.hidden(replace(tensors, token_ids=token_ids), adapters)
         logits = self._model.logits(hidden.rows(tensors.logits_rows))
         if step.shape.num_draws:
             drawn_from = logits

@@ -24,6 +24,7 @@ from functools import partial
 import msgspec
 
 from block_manager.hashing import BlockHashes
+from engine.adapters import AdapterError, Adapters
 from engine.deltas import (
     aborted_delta,
     drawn_delta,
@@ -97,9 +98,11 @@ class Engine:
         seed: int | None = None,
         queue_timeout: float | None = None,
         executor: StepExecutor | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.adapters = adapters or Adapters()
         self._eos_token_ids = eos_token_ids
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval
@@ -134,6 +137,13 @@ class Engine:
         ``constrain`` makes the constraint of each of its sequences, where its sampling has a grammar. Without it, the
         grammar is compiled first.
         """
+        names = (request.request_id, *request.children)
+        try:
+            self.adapters.take(request.adapter, names)
+        except AdapterError as error:
+            failure = Failure(code=error.code, message=str(error))
+            self._pending += [failed_delta(name, failure) for name in names]
+            return
         if request.sampling.grammar is None or constrain is not None:
             self._queue(request, constrain)
         else:
@@ -155,6 +165,7 @@ class Engine:
             if refused.was_late:
                 self.scheduler.counters.refusals[RefusalReason(refused.failure.code)] += 1
                 ledger = grammar_ledger(refused.waited)
+            self.adapters.release(refused.request_id)
             self._pending.append(failed_delta(refused.request_id, refused.failure, ledger))
 
     def _queue(
@@ -179,6 +190,8 @@ class Engine:
             code = "never_fits" if isinstance(error, NeverFits) else "invalid"
             failure = Failure(code=code, message=str(error))
             self._pending += [failed_delta(name, failure) for name in names]
+            for name in names:
+                self.adapters.release(name)
         else:
             self._draws.add(names, sampling, editors)
             self._readers.add(family[0], request)
@@ -189,13 +202,14 @@ class Engine:
         self, request: EngineRequest, request_id: str, sampling: SamplingParams, editor: LogitEditor | None
     ) -> Request:
         draws_ahead = editor is None or not editor.reads_tokens
+        adapter = self.adapters.use_of(request_id)
         return Request(
             request_id=request_id,
             token_ids=list(request.prompt_token_ids),
             max_tokens=sampling.max_tokens,
             eos_token_ids=frozenset() if sampling.ignore_eos else self._eos_token_ids,
             stop_token_ids=frozenset(sampling.stop_token_ids),
-            block_hashes=BlockHashes(self.scheduler.blocks.block_size, request.cache_salt),
+            block_hashes=BlockHashes(self.scheduler.blocks.block_size, request.cache_salt, adapter.digest),
             rotates=request.rotates,
             priority=request.priority,
             tenant=request.tenant,
@@ -205,6 +219,7 @@ class Engine:
             speculates=draws_ahead and not sampling.rank,
             draws_ahead=draws_ahead,
             reads_prompt=request.request_id == request_id and request.reads_prompt,
+            adapter=adapter.number,
         )
 
     def abort(self, request_ids: list[str]) -> None:
@@ -343,6 +358,7 @@ class Engine:
     def _forget(self, request_id: str) -> None:
         self._draws.forget(request_id)
         self._readers.forget(request_id)
+        self.adapters.release(request_id)
         self._positions.pop(request_id, None)
 
     # ---- what there is to know
@@ -386,6 +402,7 @@ class Engine:
             page_bytes=self._page_bytes,
             steps=self._times,
             audit_failures=self._audit_failures,
+            adapter_requests=self.adapters.requests({request.request_id for request in self.scheduler.running}),
         )
 
     def _stats_at_times(self) -> EngineStats | None:

@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from engine.adapter_messages import AdapterAnswer, AdapterReport, AdapterRequests, LoadAdapter, UnloadAdapter
 from engine.histogram import Histogram
 from engine.page_messages import PageRead, PagesRead, ReadPage, ReadPages, ReadSequence
 from engine.sampling_params import SamplingParams, TokenLogprobs
@@ -27,7 +28,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One sequence to generate: token ids in, token ids out.
 
     ``children`` are ids of further samples of the same prompt, which share its pages. ``cache_salt`` keeps its pages
-    from being found under any other salt. ``rotates``: at the end of the context, drop the middle and go on.
+    from being found under any other salt. ``adapter`` is the name of a loaded adapter, "" for the model as it is.
+    ``rotates``: at the end of the context, drop the middle and go on.
 
     ``tenant`` is whose share it counts towards, ``priority`` lower for what goes first; each matters to the scheduling
     policy of its name. ``timeout`` is in seconds from arrival in the engine to the end. ``reports_position``: while it
@@ -41,6 +43,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     sampling: SamplingParams
     children: list[str] = []
     cache_salt: str = ""
+    adapter: str = ""
     rotates: bool = False
     tenant: str = ""
     priority: int = 0
@@ -88,8 +91,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a request ended with an error. ``code`` is a RefusalReason, "never_fits", "invalid", "invalid_grammar" or
-    "step_failed".
+    """Why a request ended with an error. ``code`` is a RefusalReason, "never_fits", "invalid", "invalid_grammar",
+    "unknown_adapter" or "step_failed".
 
     ``started``: it had begun to run. ``retry_after``: seconds after which it may be worth while to come again.
     """
@@ -207,6 +210,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     ``exhaustion_seconds``: until running requests have taken every page, growing as they do; None where they end
     before. ``tenant_page_seconds``, up to now, adds up to ``page_seconds``. ``step_part_seconds`` adds up to
     ``step_seconds``, in the parts STEP_PARTS. Histograms are of steps: their seconds, tokens and sequences.
+    ``adapter_requests`` has an entry for each adapter that can be chosen.
     """
 
     pages_total: int
@@ -245,6 +249,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: Histogram
     step_sequences: Histogram
     audit_failures: int
+    adapter_requests: list[AdapterRequests] = []
 
     @property
     def num_preemptions(self) -> int:
@@ -346,6 +351,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     stage_seconds: dict[str, float]
     warnings: list[str]
     stats: EngineStats
+    adapters: list[AdapterReport] = []
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -354,7 +360,7 @@ class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-Query = ExplainRequest | ReadStats | ReadPages | ReadPage | ReadSequence
+Query = ExplainRequest | ReadStats | ReadPages | ReadPage | ReadSequence | LoadAdapter | UnloadAdapter
 ToEngine = TokenTable | EngineRequest | AbortRequests | Query | Shutdown
-Answer = StatsRead | Explained | PagesRead | PageRead | SequenceRead
+Answer = StatsRead | Explained | PagesRead | PageRead | SequenceRead | AdapterAnswer
 FromEngine = StepOutput | Answer | LoadProgress | EngineReady | EngineFailed

@@ -18,6 +18,7 @@ from engine.step_stream import StepStream
 from kernels.attention import KVPages, PagedLayer
 from kernels.gpu.sharing_cost import SharingCost
 from kernels.roofline import AttentionShape, DataSheet
+from models.lora import LoraRows
 from models.model import CausalLM
 from models.residual import Residual
 
@@ -54,10 +55,10 @@ class PagedModel:
         return SharingCost(sheet, shape, tuple(layer.window for layer in spec.layers), self._model.weight_bytes())
 
     @torch.inference_mode()
-    def hidden(self, step: StepTensors) -> Residual:
+    def hidden(self, step: StepTensors, adapters: LoraRows | None = None) -> Residual:
         """The final states of all tokens of the step, whose keys and values it stores; see `CausalLM.hidden`."""
         layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
-        return self._model.hidden(step.token_ids, step.positions, layers)
+        return self._model.hidden(step.token_ids, step.positions, layers, adapters)
 
     @torch.inference_mode()
     def logits(self, hidden: Residual) -> torch.Tensor:

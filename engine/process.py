@@ -18,6 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from engine.adapter_messages import LoadAdapter, UnloadAdapter
 from engine.channel import Channel, ChannelClosed
 from engine.log_format import log_in_background, set_up_logging, tell
 from engine.messages import (
@@ -38,6 +39,7 @@ from engine.page_messages import PageRead, ReadPage, ReadPages, ReadSequence
 if TYPE_CHECKING:
     from engine.engine import Engine
 
+ADAPTER_POLL_SECONDS = 0.01  # while there is nothing to do but to read an adapter
 IDLE_AUDIT_SECONDS = 5.0  # a look at 100,000 pages takes a third of a second: not between two requests of a user
 _PR_SET_PDEATHSIG = 1
 
@@ -98,6 +100,8 @@ def run(engine: Engine, channel: Channel) -> None:
     while True:
         if engine.has_work:
             timeout: float | None = 0.0
+        elif engine.adapters.is_loading:
+            timeout = ADAPTER_POLL_SECONDS
         else:
             timeout = None if audited else IDLE_AUDIT_SECONDS
         messages = channel.receive(timeout)
@@ -110,18 +114,24 @@ def run(engine: Engine, channel: Channel) -> None:
                 engine.abort(message.request_ids)
             elif isinstance(message, Shutdown):
                 return
+            elif isinstance(message, LoadAdapter):
+                engine.adapters.begin_load(message)
             else:
                 channel.send(answer(engine, message))
+        for loaded in engine.adapters.take_loaded():
+            channel.send(loaded)
         if engine.has_work:
             channel.send(engine.step())
             audited = False
-        elif not messages and not audited:
+        elif not messages and not audited and not engine.adapters.is_loading:
             engine.audit()
             audited = True
 
 
 def answer(engine: Engine, query: Query) -> Answer:
     """What a query asks for, as it is now."""
+    if isinstance(query, UnloadAdapter):
+        return engine.adapters.unload(query)
     if isinstance(query, ExplainRequest):
         return Explained(query_id=query.query_id, explanation=engine.explain(query.request_id))
     if isinstance(query, ReadPages):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 from block_manager.prefix_index import MissReason
+from engine.adapter_messages import AdapterRequests
 from engine.grammar_queue import GrammarQueue
 from engine.messages import EngineStats, GroupUsage, Ledger, PreemptionCount, PreemptionNote, RequestExplanation
 from engine.step_times import StepTimes
@@ -24,6 +25,7 @@ def scheduler_stats(
     page_bytes: int,
     steps: StepTimes,
     audit_failures: int,
+    adapter_requests: list[AdapterRequests],
 ) -> EngineStats:
     """Pages, queues and counters, now. Looks at every open sequence, so not at every step."""
     usage = scheduler.blocks.usage()
@@ -85,6 +87,7 @@ def scheduler_stats(
         step_tokens=deepcopy(steps.tokens),
         step_sequences=deepcopy(steps.sequences),
         audit_failures=audit_failures,
+        adapter_requests=adapter_requests,
     )
 
 

@@ -16,6 +16,7 @@ from engine.edited_logits import EditedLogits
 from engine.input_batch import InputBatch
 from engine.logit_edits import NO_EDITS, LogitEdit, StepEdits, edits_of_rows
 from engine.logprobs import token_logprobs
+from engine.lora_rows import lora_rows
 from engine.paged_model import PagedModel
 from engine.prompt_states import NO_PARTS, PromptPart, read_prompts
 from engine.sampler import Sampler, uniform_draw
@@ -50,7 +51,7 @@ class Runner:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
         step = self._inputs.prepare(batch)
-        hidden = self._model.hidden(step)
+        hidden = self._model.hidden(step, lora_rows(batch, torch.tensor))
         states = read_prompts(self._model, hidden, batch, parts, torch.tensor) if parts else {}
         with torch.inference_mode():
             drawing = hidden.rows(step.logits_rows)

@@ -11,14 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
+from engine.adapters import AdapterError, Adapters
 from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.lora_store import LoraStore
 from engine.memory_budget import MemoryUse
 from engine.messages import EngineReady, LoadProgress
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.setup import choose_setup
+from engine.step_executor import StepExecutor
 from models.loader import load_model, stored_forms
 from models.model import CausalLM
 from scheduler.config import SchedulerConfig
@@ -51,6 +55,8 @@ def build_engine(
     setup = choose_setup(config, choices, plan)
     with times.stage("weights"), setup.memory.taking(MemoryUse.WEIGHTS):
         model = _load(choices, on_progress)
+        executor = setup.make_executor()
+        adapters, lost = _load_adapters(config, model, executor)
     with times.stage("pages"):
         budget = setup.measure(model)
         with setup.memory.taking(MemoryUse.PAGES):
@@ -66,7 +72,8 @@ def build_engine(
         audit_interval=config.audit_interval,
         seed=config.seed,
         queue_timeout=config.queue_timeout,
-        executor=setup.make_executor(),
+        executor=executor,
+        adapters=adapters,
     )
     ready = EngineReady(
         device=str(choices.device),
@@ -89,8 +96,9 @@ def build_engine(
         layer_windows=[layer.window for layer in choices.spec.layers],
         eos_token_ids=list(choices.spec.eos_token_ids),
         stage_seconds=times.seconds,
-        warnings=[*choices.warnings, *pool.warnings, *warnings],
+        warnings=[*choices.warnings, *lost, *pool.warnings, *warnings],
         stats=engine.stats(),
+        adapters=adapters.reports(),
     )
     return engine, ready
 
@@ -105,6 +113,20 @@ def _load(choices: Choices, on_progress: Callable[[LoadProgress], None]) -> Caus
         forms=choices.forms,
         on_progress=lambda done, total: on_progress(LoadProgress(stage="weights", done=done, total=total)),
     )
+
+
+def _load_adapters(config: EngineConfig, model: CausalLM, executor: StepExecutor) -> tuple[Adapters, list[str]]:
+    """Those to start with, and a warning for each that was lost. Raises ConfigError where none may be."""
+    adapters = Adapters(LoraStore(model, executor, config.max_lora_rank))
+    lost = []
+    for name, path in config.adapters.items():
+        try:
+            adapters.load_now(name, path)
+        except AdapterError as error:
+            if not config.skips_lost_adapters:
+                raise ConfigError(f"--lora-modules {name}: {error}") from None
+            lost.append(f"the adapter {name!r} is not served any more: {error}")
+    return adapters, lost
 
 
 def _weight_form(choices: Choices) -> str:

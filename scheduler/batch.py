@@ -12,6 +12,7 @@ from typing import NamedTuple
 from block_manager.block_table import ChangedBlocks
 from block_manager.transfers import Transfer
 
+NO_ADAPTER = 0  # the number of the model as it is
 PLACEHOLDER = -1  # stands for the token that the request's step before this one draws
 
 
@@ -33,6 +34,8 @@ class ScheduledRequest(NamedTuple):
 
     The last ``num_drafts`` of ``token_ids`` are guesses (see `Speculation`), in a share of a single sequence: a token
     is drawn from each of the last ``num_drafts + 1`` positions.
+
+    ``adapter`` is the number of the adapter that the model computes it with, `NO_ADAPTER` for none.
     """
 
     request_id: str
@@ -45,6 +48,7 @@ class ScheduledRequest(NamedTuple):
     output_index: int
     new_blocks: ChangedBlocks
     num_drafts: int = 0
+    adapter: int = NO_ADAPTER
 
     @property
     def num_tokens(self) -> int:

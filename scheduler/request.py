@@ -59,6 +59,7 @@ class Request:
     ``draws_ahead``: a token may be drawn for it before the one before that is known; else no step is scheduled for an
     expected token. ``reads_prompt``: something is told of each prompt position, until all are computed; so none of them
     is taken from pages that hold it already, but from the request's own, computed before a preemption.
+    ``adapter`` is the number of what changes the model for it, 0 for nothing; its ``block_hashes`` must say so too.
     ``rotates``: at the end of the context, drop the middle of the tokens and go on (see `rotate`). ``children`` are
     further samples of the same prompt, until it is computed and they run beside this request.
 
@@ -81,6 +82,7 @@ class Request:
     speculates: bool = True
     draws_ahead: bool = True
     reads_prompt: bool = False
+    adapter: int = 0
     children: list[Request] = field(default_factory=list)
 
     parent: Request | None = None

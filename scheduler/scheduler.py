@@ -300,7 +300,17 @@ class Scheduler:
         new_blocks = self.blocks.take_changed_blocks(name)
         token_ids += drafts
         return ScheduledRequest(
-            name, request.turn, token_ids, start, samples, admitted, names, drawn, new_blocks, len(drafts)
+            name,
+            request.turn,
+            token_ids,
+            start,
+            samples,
+            admitted,
+            names,
+            drawn,
+            new_blocks,
+            len(drafts),
+            request.adapter,
         )
 
     def _count_computed(self, request: Request, share: ScheduledRequest, num_accepted: int) -> None:

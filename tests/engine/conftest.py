@@ -74,7 +74,7 @@ class Rig:
         return self.engine.stats()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def rig() -> Callable[..., Rig]:
     return lambda model, **settings: Rig(model, settings)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.client import (
+    AdapterRefused,
     EngineClient,
     EngineDied,
     EngineStartError,
@@ -23,6 +26,7 @@ from engine.config import EngineConfig
 from engine.messages import EngineRequest, RequestDelta
 from engine.sampling_params import SamplingParams
 from scheduler.request import FinishReason
+from tests.lora_adapters import write_adapter
 
 
 @pytest.fixture
@@ -159,6 +163,42 @@ async def test_d17_a_dead_engine_fails_what_is_in_flight_and_starts_again(client
             await asyncio.sleep(0.02)
     assert client._process.pid != first_pid
     assert len(await collect(client.generate(request("d", 5)))) > 0
+
+
+async def test_an_engine_that_starts_again_has_the_adapters_that_it_had(
+    client: EngineClient, tiny_llama_dir: Path, tmp_path: Path
+) -> None:
+    async def tokens(name: str, adapter: str) -> list[int]:
+        deltas = await collect(client.generate(msgspec.structs.replace(request(name, 8), adapter=adapter)))
+        return [token for delta in deltas for token in delta.token_ids]
+
+    for seed, name in enumerate(("stays", "unloaded", "lost")):
+        directory = write_adapter(tmp_path / name, tiny_llama_dir, seed=seed)
+        report = await client.load_adapter(name, str(directory))
+        assert (report.name, report.path, report.rank) == (name, str(directory), 4)
+    with pytest.raises(AdapterRefused, match="'stays' is loaded already") as refused:
+        await client.load_adapter("stays", str(tmp_path / "lost"))
+    assert refused.value.code == "adapter_exists"
+    await client.unload_adapter("unloaded")
+    assert list(client.adapters) == ["stays", "lost"]
+    before = await tokens("before", "stays")
+    assert before != await tokens("base", "")
+    shutil.rmtree(tmp_path / "lost")
+
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while client.num_restarts == 0:
+            await asyncio.sleep(0.02)
+    assert list(client.adapters) == ["stays"]
+    assert await tokens("after", "stays") == before
+    [ended] = await collect(client.generate(msgspec.structs.replace(request("none", 8), adapter="lost")))
+    assert ended.failure.code == "unknown_adapter"
+    with pytest.raises(AdapterRefused, match="no adapter 'lost' is loaded"):
+        await client.unload_adapter("lost")
+    with pytest.raises(AdapterRefused, match=r"has no adapter_config\.json") as refused:
+        await client.load_adapter("lost", str(tmp_path / "lost"))
+    assert refused.value.code == "invalid_adapter"
 
 
 async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
