@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from engine.client import EngineState
 from server.anthropic.messages import count_message_tokens, create_message
-from server.auth import RequireKeys, is_guarded
+from server.auth import LOAD_ADAPTER, UNLOAD_ADAPTER, RequireKeys, is_guarded
 from server.dashboard.routes import add_dashboard_routes
 from server.errors import unavailable
 from server.http.body_limit import BodyLimit
@@ -27,6 +27,7 @@ from server.http.error_answers import install_error_handlers
 from server.http.request_id import HEADER as REQUEST_ID_HEADER
 from server.http.request_id import ShowRequestId
 from server.observation.record_requests import NoteRoute, RecordRequests
+from server.openai.adapters import load_adapter, unload_adapter
 from server.openai.chat import create_chat_completion
 from server.openai.completions import create_completion
 from server.openai.embeddings import create_embeddings
@@ -127,6 +128,14 @@ def create_app(state: ServerState) -> FastAPI:
     @app.api_route("/v1/models/{model:path}", methods=READING)
     async def model(model: str) -> Response:
         return retrieve_model(state, model)
+
+    @app.post(LOAD_ADAPTER)
+    async def adapter_load(request: Request) -> Response:
+        return await load_adapter(state, request)
+
+    @app.post(UNLOAD_ADAPTER)
+    async def adapter_unload(request: Request) -> Response:
+        return await unload_adapter(state, request)
 
     @app.api_route("/v1/requests", methods=READING)
     async def requests(request: Request) -> Response:

@@ -2,8 +2,8 @@
 
 Knows keys by their digests only. Invariants: a key is compared in a time that tells nothing of it, and is neither
 logged nor sent anywhere; requests under different keys never have the same salt, so that none finds another's pages,
-and cannot measure by time or by count what another has sent; an API key opens nothing of the page map, and the admin
-key nothing of the API.
+and cannot measure by time or by count what another has sent; an API key opens nothing of the page map and changes no
+adapters, and the admin key opens nothing else of the API.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from server.observation.current import current_record
 from server.tenant import NO_TENANT, tenant_name
 
 TEXT_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})  # what is guarded beside /v1
+
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+ADMIN_PATHS = frozenset({LOAD_ADAPTER, UNLOAD_ADAPTER})  # of the API, and no client's to use
 
 DASHBOARD_DATA = "/dashboard/"  # the page at /dashboard itself holds none
 
@@ -84,7 +87,7 @@ class ApiKeys:
 
 
 class AdminKey:
-    """The key to the data of the page map; without one, `check` lets everybody pass."""
+    """The key to the data of the page map, and to changes of adapters; without one, `check` lets everybody pass."""
 
     def __init__(self, key: str | None = None) -> None:
         self._digest = None if key is None else _digest(key.encode())
@@ -140,17 +143,20 @@ class RequireKeys:
         await self._app(scope, receive, send)
 
     def _check(self, path: str, authorization: str | None) -> None:
-        if is_guarded(path):
+        if path in ADMIN_PATHS:
+            self._check_admin(authorization, "adapters are those of all API keys", "to change them")
+        elif is_guarded(path):
             tenant = self._api_keys.tenant(authorization)
             if (record := current_record()) is not None:
                 record.tenant = tenant
         elif path.startswith(DASHBOARD_DATA):
-            if self._api_keys and not self._admin_key:
-                message = (
-                    "the page map shows the requests of all API keys: start the server with --admin-key to open it"
-                )
-                raise ApiError(403, message, code="admin_key_needed")
-            self._admin_key.check(authorization)
+            self._check_admin(authorization, "the page map shows the requests of all API keys", "to open it")
+
+    def _check_admin(self, authorization: str | None, why: str, what_for: str) -> None:
+        if self._api_keys and not self._admin_key:
+            message = f"{why}: start the server with --admin-key {what_for}"
+            raise ApiError(403, message, code="admin_key_needed")
+        self._admin_key.check(authorization)
 
 
 def is_guarded(path: str) -> bool:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from server.flags import (
     ADMIN_KEY_VARIABLE,
     API_KEY_VARIABLE,
+    DEFAULT_LORA_RANK,
+    add_adapter_flags,
     add_chat_flags,
     add_engine_flags,
     add_log_flags,
@@ -118,6 +120,7 @@ def _options(parsed: argparse.Namespace) -> ServeOptions:
         stream_queue_position=parsed.stream_queue_position,
         allowed_origins=tuple(parsed.allowed_origin),
         metrics_compat=parsed.metrics_compat,
+        enable_lora=parsed.enable_lora,
         api_keys=(*parsed.api_key, *_keys_of_environment()),
         admin_key=os.environ.get(ADMIN_KEY_VARIABLE) or None if parsed.admin_key is None else parsed.admin_key,
         log_requests=parsed.log_requests,
@@ -164,7 +167,8 @@ def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
         "tool_call_parser",
         "reasoning_parser",
     )
-    return {name: getattr(parsed, name) for name in names}
+    chosen = {name: getattr(parsed, name) for name in names}
+    return {**chosen, "lora_modules": tuple(parsed.lora_modules)}
 
 
 def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
@@ -204,6 +208,7 @@ def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
         num_speculative_tokens=parsed.num_speculative_tokens,
         enforce_eager=parsed.enforce_eager,
         deterministic=parsed.deterministic,
+        max_lora_rank=parsed.max_lora_rank,
         log_format=LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)),
     )
 
@@ -241,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     add_model_flags(serve)
+    add_adapter_flags(serve)
     add_server_flags(serve)
     add_log_flags(serve)
     add_engine_flags(serve)
@@ -255,6 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     batch.add_argument("input", type=Path, metavar="INPUT", help="file of requests, one JSON object a line")
     add_model_flags(batch)
+    add_adapter_flags(batch)
     batch.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="file of answers, in the order they come"
     )
@@ -273,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chat_flags(chat)
     add_engine_flags(chat)
     add_scheduling_flags(chat)
-    chat.set_defaults(run=_chat)
+    chat.set_defaults(run=_chat, lora_modules=[], max_lora_rank=DEFAULT_LORA_RANK)
     commands.add_parser(
         "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
     )

@@ -14,7 +14,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.client import EngineDied, EngineError, EngineUnavailable, RequestTooLarge
+from engine.client import AdapterRefused, EngineDied, EngineError, EngineUnavailable, RequestTooLarge
 from engine.messages import Failure
 
 INVALID_REQUEST = "invalid_request_error"
@@ -23,6 +23,7 @@ SERVER_ERROR = "server_error"
 RETRY_AFTER_SECONDS = 1
 MAX_SHOWN_CHARACTERS = 200  # of what a client sent
 MAX_RETRY_AFTER_SECONDS = 120  # clients take more for a mistake
+UNKNOWN_ADAPTER = "unknown_adapter"
 NO_RETRY = {"x-should-retry": "false"}  # to clients that come again by themselves
 
 
@@ -82,9 +83,10 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": str(RETRY_AFTER_SECONDS)})
 
 
-def model_not_found(model: str, served: str) -> ApiError:
+def model_not_found(model: str, served: str, num_adapters: int = 0) -> ApiError:
     """A 404 for a model that is not served here."""
-    message = f"the model {model[:MAX_SHOWN_CHARACTERS]!r} does not exist; this server serves {served!r}"
+    adapters = f" and {num_adapters} {'adapter' if num_adapters == 1 else 'adapters'}" if num_adapters else ""
+    message = f"the model {model[:MAX_SHOWN_CHARACTERS]!r} does not exist; this server serves {served!r}{adapters}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -97,6 +99,8 @@ def from_engine(error: EngineError) -> ApiError:
     """What a failure of the engine means to the client."""
     if isinstance(error, RequestTooLarge):
         return bad_request(str(error), code=error.code)
+    if isinstance(error, AdapterRefused):
+        return ApiError(404 if error.code == UNKNOWN_ADAPTER else 400, str(error), code=error.code)
     if isinstance(error, EngineUnavailable):
         return unavailable(str(error), "engine_unavailable")
     if isinstance(error, EngineDied):
@@ -117,6 +121,8 @@ def from_failure(failure: Failure) -> ApiError:
         return ApiError(504 if failure.started else 503, message, code=code, headers=NO_RETRY)
     if code == "invalid_grammar":
         return bad_request(message, code=code)
+    if code == UNKNOWN_ADAPTER:
+        return ApiError(404, message, param="model", code="model_not_found")  # it was there when the request came
     if code == "never_fits":
         return bad_request(message, code="kv_capacity_exceeded")
     return ApiError(500, message, code=code if code == "step_failed" else "engine_error")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 DEFAULT_PORT = 8000
+DEFAULT_LORA_RANK = 64
 API_KEY_VARIABLE = "OCTAVO_API_KEY"
 ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"
 
@@ -50,6 +51,22 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="tags that the model puts around its reasoning: auto for those it knows, think, mistral, or none to leave "
         "them in the content",
+    )
+
+
+def add_adapter_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("adapters", "LoRA adapters in PEFT's layout; docs/lora.md explains them.")
+    flags.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        type=_named_path,
+        default=[],
+        metavar="NAME=PATH",
+        help="adapters to load at the start, which requests choose by naming NAME as their model; PATH may be a hub id",
+    )
+    flags.add_argument(
+        "--max-lora-rank", type=int, default=DEFAULT_LORA_RANK, metavar="N", help="largest rank of an adapter"
     )
 
 
@@ -107,6 +124,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         "--stream-queue-position",
         action="store_true",
         help="tell streams that wait their place in the queue, in comment lines; 200 is then sent before they start",
+    )
+    flags.add_argument(
+        "--enable-lora",
+        action="store_true",
+        help="let POST /v1/load_lora_adapter load adapters from this machine's disk while the server runs; where there "
+        "are API keys it asks for the admin key",
     )
 
 
@@ -284,6 +307,14 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="schedule a step while the one before it runs; on CPUs it does not pay",
     )
+
+
+def _named_path(text: str) -> tuple[str, str]:
+    """A name and a path, for argparse."""
+    name, is_there, path = text.partition("=")
+    if not is_there:
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME=PATH")
+    return name, path
 
 
 def _weights(text: str) -> tuple[float, ...]:

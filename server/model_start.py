@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.client import EngineClient
-from engine.config import Checkpoint, resolve_checkpoint
+from engine.config import Checkpoint, ConfigError, find_adapter, resolve_checkpoint
 from engine.messages import EngineReady
 from server.garbage_collection import settle
 from server.options import ModelOptions
@@ -25,23 +27,36 @@ if TYPE_CHECKING:
     from server.text_parts import TextParts
 
 
-def find_checkpoint(options: ModelOptions) -> tuple[Checkpoint, float]:
-    """The checkpoint, announced to the user, and the seconds that took. Raises CheckpointError."""
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """The files of a model, those of its adapters by their names, and the seconds it took to find them."""
+
+    checkpoint: Checkpoint
+    adapters: Mapping[str, str]
+    seconds: float
+
+
+def find_model(options: ModelOptions) -> FoundModel:
+    """What ``options`` name, announced to the user. Raises CheckpointError or ConfigError."""
     start = time.monotonic()
     checkpoint = resolve_checkpoint(options.model, revision=options.revision, offline=options.offline)
     announce(checkpoint)
-    return checkpoint, time.monotonic() - start
+    adapters = {name: str(find_adapter(path, offline=options.offline)) for name, path in options.lora_modules}
+    if (model_name := options.served_model_name or checkpoint.name) in adapters:
+        raise ConfigError(f"--lora-modules {model_name}: is the name of the model itself")
+    return FoundModel(checkpoint, adapters, time.monotonic() - start)
 
 
 class ModelStart:
-    """Loads from construction on, in the running loop. ``checkpoint`` is that of `find_checkpoint`."""
+    """Loads what `find_model` has found, from construction on, in the running loop."""
 
-    def __init__(self, options: ModelOptions, checkpoint: Checkpoint, checkpoint_seconds: float) -> None:
+    def __init__(self, options: ModelOptions, found: FoundModel) -> None:
+        checkpoint = found.checkpoint
         self.name = options.served_model_name or checkpoint.name
         self._options = options
         self._bar = LoadingBar(options.engine.log_format)
-        self._seconds = {"checkpoint": checkpoint_seconds}
-        config = msgspec.structs.replace(options.engine, model=str(checkpoint.path))
+        self._seconds = {"checkpoint": found.seconds}
+        config = msgspec.structs.replace(options.engine, model=str(checkpoint.path), adapters=dict(found.adapters))
         self.client = EngineClient(config, on_progress=self._bar.update)
         self._starting = asyncio.create_task(self.client.start())
         self._loading = asyncio.create_task(asyncio.to_thread(_load_text, checkpoint, options.chat_template))
@@ -64,6 +79,7 @@ class ModelStart:
             stream_queue_position=options.stream_queue_position,
             allowed_origins=options.allowed_origins,
             metrics_compat=options.metrics_compat,
+            loads_adapters=options.enable_lora,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
             trusts_request_templates=options.trust_request_chat_template,

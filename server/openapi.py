@@ -16,6 +16,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute
 
 from server.anthropic.message_body import CountBody, MessageBody
+from server.auth import LOAD_ADAPTER, UNLOAD_ADAPTER
+from server.openai.adapters import AdapterBody, LoadAdapterBody
 from server.openai.body import Body
 from server.openai.chat_body import ChatBody
 from server.openai.completion_body import CompletionBody
@@ -30,6 +32,8 @@ BODIES: dict[str, type[Body]] = {
     "/v1/responses": ResponseBody,
     "/v1/messages": MessageBody,
     "/v1/messages/count_tokens": CountBody,
+    LOAD_ADAPTER: LoadAdapterBody,
+    UNLOAD_ADAPTER: AdapterBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -16,6 +16,7 @@ DEFAULT_SILENCE_LIMIT_SECONDS = 30.0
 AUTO = "auto"
 NONE = "none"
 VLLM = "vllm"
+MAX_NAME_CHARACTERS = 256  # of an adapter
 TRACING_MODULE = "opentelemetry.exporter.otlp.proto.http"
 
 
@@ -24,7 +25,8 @@ class ModelOptions:
     """Choices about one model and its API. ``model`` None is the demo model; ``engine.model`` is filled in later.
 
     ``silence_limit`` is in seconds. ``engine.tenant_weights`` are of the tenants that ``api_keys`` name, in their order
-    (see `server.tenant`), or there are none. ``offline``: a hub id is looked for in the cache alone.
+    (see `server.tenant`), or there are none. ``offline``: a hub id is looked for in the cache alone. ``lora_modules``
+    are names of adapters and where they are, paths or hub ids; ``enable_lora``: others may come while the server runs.
     """
 
     model: str | None
@@ -40,6 +42,8 @@ class ModelOptions:
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
     metrics_compat: str = NONE
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    enable_lora: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     engine: EngineConfig
@@ -65,6 +69,7 @@ class ModelOptions:
                 raise ConfigError(f"--allowed-origin {origin}: must be * or like https://example.com, without a path")
         if self.metrics_compat not in (NONE, VLLM):
             raise ConfigError(f"--metrics-compat {self.metrics_compat}: must be {VLLM} or {NONE}")
+        _check_adapters(self.lora_modules)
         weights = self.engine.tenant_weights
         if weights and self.engine.scheduling_policy != "fair":
             raise ConfigError("--tenant-weights: needs --scheduling-policy fair")
@@ -73,6 +78,20 @@ class ModelOptions:
                 f"--tenant-weights: {len(weights)} weights for {len(self.api_keys)} API keys: give one each"
             )
         self.engine.validate()
+
+
+def _check_adapters(modules: Collection[tuple[str, str]]) -> None:
+    names = [name for name, _ in modules]
+    for name, path in modules:
+        if not is_adapter_name(name) or not path:
+            raise ConfigError(f"--lora-modules {name}={path}: must be NAME=PATH, the name without spaces")
+        if names.count(name) > 1:
+            raise ConfigError(f"--lora-modules {name}: given more than once")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether requests could choose an adapter by it."""
+    return len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and bool(name) and " " not in name
 
 
 def _check_key(flag: str, key: str) -> None:

@@ -18,10 +18,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.client import EngineClient
-from engine.config import Checkpoint
 from engine.log_format import log_in_background
 from server.http.listener import listen, url
-from server.model_start import ModelStart, find_checkpoint
+from server.model_start import FoundModel, ModelStart, find_model
 from server.options import ServeOptions
 from server.startup import say, say_started
 
@@ -39,7 +38,7 @@ def serve(options: ServeOptions, began: float) -> int:
     Raises ListenError, CheckpointError, TextError or EngineStartError for what keeps it from serving.
     """
     with listen(options.host, options.port) as listener:
-        model = find_checkpoint(options)
+        model = find_model(options)
         log_in_background()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(options, model, listener, began))
@@ -53,9 +52,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(options: ServeOptions, model: tuple[Checkpoint, float], listener: socket.socket, began: float) -> int:
+async def _serve(options: ServeOptions, model: FoundModel, listener: socket.socket, began: float) -> int:
     stop = _stop_on_signals()
-    start = ModelStart(options, *model)
+    start = ModelStart(options, model)
     http: HttpServer | None = None
     state: ServerState | None = None
     observers: list[RequestObserver] = []

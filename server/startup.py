@@ -90,6 +90,7 @@ def startup_fields(
         "num_speculative_tokens": ready.num_speculative_tokens,
         "startup_seconds": round(total, 3),
         "stage_seconds": {stage: round(took, 3) for stage, took in {**seconds, **ready.stage_seconds}.items()},
+        "adapters": [{"name": one.name, "rank": one.rank, "bytes": one.num_bytes} for one in ready.adapters],
         "warnings": ready.warnings,
         "url": f"{url}/v1",
     }
@@ -103,12 +104,15 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
     host_memory = [("host memory", f"{host_bytes / 1e9:.2f} GB in {host_pages:,} pages")] if host_pages else []
     guesses = f"n-grams, at most {ready.num_speculative_tokens} tokens for a request in a step"
     speculation = [("speculation", guesses)] if ready.num_speculative_tokens else []
+    shown = [f"{one.name} (rank {one.rank}, {one.num_bytes / 1e6:.1f} MB)" for one in ready.adapters]
+    adapters = [("adapters", ", ".join(shown))] if shown else []
     rows = [
         ("model", model),
         ("device", f"{ready.device}, {ready.threads} {'thread' if ready.threads == 1 else 'threads'}"),
         ("dtype", ready.dtype),
         ("attention", ready.attention_backend),
         ("weights", f"{ready.weight_bytes / 1e9:.2f} GB, {ready.weight_form}"),
+        *adapters,
         ("KV memory", f"{ready.kv_bytes / 1e9:.2f} GB in {ready.num_pages:,} pages"),
         *host_memory,
         ("page", f"{ready.block_size} tokens in {ready.kv_dtype}, {ready.page_bytes:,} bytes"),

@@ -37,7 +37,8 @@ class ServerState:
     that wait are told their place. ``tool_use_template`` is that of chats with tools, where the model has one of its
     own for them. ``tool_call_parser`` and ``reasoning_parser`` are names of formats, "auto" or "none".
     ``trusts_request_templates``: chats may bring templates. ``allowed_origins``: of pages whose scripts may ask.
-    ``metrics_compat`` is the server whose metric names are shown too, or "none".
+    ``metrics_compat`` is the server whose metric names are shown too, or "none". ``loads_adapters``: clients may load
+    and unload adapters.
     """
 
     client: EngineClient
@@ -56,6 +57,7 @@ class ServerState:
     stream_queue_position: bool = False
     allowed_origins: tuple[str, ...] = ()
     metrics_compat: str = NONE
+    loads_adapters: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     requests: RequestRegistry = field(default_factory=RequestRegistry)
@@ -106,7 +108,10 @@ class ServerState:
         if seconds > self.silence_limit:
             raise unavailable(f"the engine has work and has been silent for {seconds:.0f} seconds", "engine_silent")
 
-    def require_model(self, model: str) -> None:
-        """ApiError 404 for any model but the one served."""
-        if model != self.served_model_name:
-            raise model_not_found(model, self.served_model_name)
+    def require_model(self, model: str) -> str:
+        """The name of the adapter that ``model`` is, "" for the model itself; ApiError 404 for what is not served."""
+        if model == self.served_model_name:
+            return ""
+        if model not in self.client.adapters:
+            raise model_not_found(model, self.served_model_name, len(self.client.adapters))
+        return model

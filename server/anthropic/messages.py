@@ -28,8 +28,9 @@ async def create_message(state: ServerState, request: Request) -> Response:
     body = parse_body(MessageBody, await request.body(), ready.max_model_len)
     fields = body.chat_fields()
     with CHAT_NAMES.told():
-        session = await open_chat(state, request, validate_body(ChatBody, fields), request_id)
-    message = MessageObject(session.request_id, state.served_model_name, body.stop_sequences or ())
+        chat = validate_body(ChatBody, fields)
+        session = await open_chat(state, request, chat, request_id)
+    message = MessageObject(session.request_id, chat.model, body.stop_sequences or ())
     if body.stream:
         return await event_stream(request, event_frames(session, MessageEvents(message)))
     [answer] = await unless_disconnected(request.receive, session.collect())

@@ -16,13 +16,12 @@ import orjson
 from tqdm import tqdm
 
 from engine.client import EngineClient
-from engine.config import Checkpoint
 from server.batch.batch_input import BatchInput
 from server.batch.batch_line import BatchError
 from server.batch.batch_output import BatchOutput
 from server.batch.batch_run import BatchAnswer, run_batch
 from server.http.local_app import LocalApp
-from server.model_start import ModelStart, find_checkpoint
+from server.model_start import FoundModel, ModelStart, find_model
 from server.options import ModelOptions
 from server.serving import loop_factory
 from server.startup import say
@@ -58,7 +57,7 @@ def run(options: ModelOptions, paths: BatchPaths) -> int:
         began = time.monotonic()
         report = _Report(len(requests), output)
         if num_open:
-            model = find_checkpoint(options)
+            model = find_model(options)
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 if not runner.run(_run(options, model, requests, report)):
                     so_far = f"{len(output.answered)} of {len(requests)} are answered"
@@ -114,9 +113,9 @@ class _Report:
         )
 
 
-async def _run(options: ModelOptions, model: tuple[Checkpoint, float], requests: BatchInput, report: _Report) -> bool:
+async def _run(options: ModelOptions, model: FoundModel, requests: BatchInput, report: _Report) -> bool:
     """Whether all requests were answered before a signal came."""
-    start = ModelStart(options, *model)
+    start = ModelStart(options, model)
     work = asyncio.create_task(_answer_all(start, requests, report))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)

@@ -123,6 +123,12 @@ PREEMPTIONS = counter(
 )
 OVERTAKES = counter("octavo_overtakes", "Requests that started before an older one for which too few pages were free.")
 ROTATIONS = counter("octavo_rotations", "Times a request at the end of the context dropped its middle and went on.")
+ADAPTER_REQUESTS = gauge(
+    "octavo_adapter_requests",
+    "Requests that use an adapter, for each that is loaded, by whether they run or wait.",
+    "adapter",
+    Label("state", ("running", "waiting")),
+)
 
 # ---- what is computed
 
@@ -225,6 +231,7 @@ CACHE_CONFIG_INFO = info(
     "How KV memory is laid out.",
     "block_size", "num_pages", "page_bytes", "kv_dtype", "prefix_caching", "host_pages",
 )  # fmt: skip
+ADAPTER_BYTES = gauge("octavo_adapter_bytes", "Memory of each adapter that is loaded.", "adapter")
 
 # ---- what the processes take
 

@@ -1,7 +1,7 @@
 """EngineCollector: the families of what the engine knows, made when there is a scrape from the client's latest stats.
 
 Invariants: every series exists from the first scrape on, with 0, except those of a layer group, which exist once the
-engine has told its groups, and those that say what was loaded, which exist once it is; labels come from fixed sets,
+engine has told its groups, and those that say what was loaded, which exist while it is; labels come from fixed sets,
 never from a request.
 """
 
@@ -46,6 +46,8 @@ class EngineCollector:
         yield family(catalogue.ENGINE_UP, [((), float(up))])
         yield family(catalogue.ENGINE_RESTARTS, [((), self._client.num_restarts)])
         yield family(catalogue.REQUESTS_IN_FLIGHT, [((), self._client.num_in_flight)])
+        sizes = [((one.name,), float(one.num_bytes)) for one in self._client.adapters.values()]
+        yield family(catalogue.ADAPTER_BYTES, sizes)
         yield from self._loaded(self._client.ready)
 
     def _loaded(self, ready: EngineReady | None) -> Iterator[Metric]:

@@ -101,6 +101,12 @@ def _waiting(stats: EngineStats) -> Rows:
     return [((reason,), stats.waiting_by_reason.get(reason, 0)) for reason in WaitReason]
 
 
+def _adapter_requests(stats: EngineStats) -> Iterator[tuple[tuple[str, ...], int]]:
+    for one in stats.adapter_requests:
+        yield (one.name, "running"), one.running
+        yield (one.name, "waiting"), one.waiting
+
+
 def _exhaustion(stats: EngineStats) -> float:
     return math.inf if stats.exhaustion_seconds is None else stats.exhaustion_seconds
 
@@ -142,6 +148,7 @@ GAUGES: tuple[tuple[MetricSpec, Read], ...] = (
     (catalogue.REQUESTS_WAITING, _waiting),
     (catalogue.QUEUED_TOKENS, _value(lambda stats: stats.queued_tokens)),
     (catalogue.LONGEST_WAIT_SECONDS, _value(lambda stats: stats.longest_wait_seconds)),
+    (catalogue.ADAPTER_REQUESTS, _adapter_requests),
 )
 
 COUNTERS: tuple[tuple[MetricSpec, Read], ...] = (

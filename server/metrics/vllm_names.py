@@ -1,12 +1,13 @@
 """vLLM's metric names over Octavo's numbers, for dashboards and gateways that query those (`--metrics-compat vllm`).
 
 Each name is a view of families of the catalogue, made from what they hold in the same scrape, so that nothing is
-counted twice. Every series has the labels ``model_name`` and ``engine``. What has no meaning here (adapters, KV from
-other servers) is there with 0.
+counted twice. Every series has the labels ``model_name`` and ``engine``. What has no meaning here (KV from other
+servers) is there with 0.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from server.metrics.metric_spec import MetricKind, MetricSpec
 
 PREFIX = "vllm:"
 ENGINE = "0"  # there is one
+LORA_REQUESTS = "lora_requests_info"  # whose one series says everything in its labels, and when that was
 
 Renaming = Mapping[str, str]
 
@@ -69,11 +71,7 @@ VLLM_NAMES: tuple[VllmName, ...] = (
     VllmName("num_requests_waiting_by_reason", catalogue.REQUESTS_WAITING, {"reason": "reason"}, _WAIT_REASONS),
     VllmName("kv_cache_usage_perc", catalogue.KV_USAGE_RATIO),
     VllmName("gpu_cache_usage_perc", catalogue.KV_USAGE_RATIO),
-    VllmName(
-        "lora_requests_info",
-        None,
-        nothing=({"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""},),
-    ),
+    VllmName(LORA_REQUESTS, catalogue.ADAPTER_REQUESTS),
     VllmName("cache_config_info", catalogue.CACHE_CONFIG_INFO, _CACHE_LABELS),
     VllmName("prefix_cache_queries", catalogue.PREFIX_CACHE_QUERIES),
     VllmName("prefix_cache_hits", catalogue.PREFIX_CACHE_HITS),
@@ -136,8 +134,26 @@ def _view(entry: VllmName, source: Metric | None, common: Renaming) -> Metric:
         totals[labels] = totals.get(labels, 0.0) + sample.value
     make = CounterMetricFamily if entry.kind is MetricKind.COUNTER else GaugeMetricFamily
     view = make(name, entry.help)
+    if entry.name == LORA_REQUESTS and source is not None:
+        totals = {tuple(_lora_labels(source).items()): time.time()}
     view.samples = [Sample(entry.series, {**common, **dict(labels)}, value) for labels, value in totals.items()]
     return view
+
+
+def _lora_labels(source: Metric) -> dict[str, str]:
+    """The adapters that requests use, separated by commas; any number of them can be used at once."""
+    adapters = {sample.labels["adapter"] for sample in source.samples}
+    using = {
+        state: sorted(
+            sample.labels["adapter"] for sample in source.samples if sample.labels["state"] == state and sample.value
+        )
+        for state in ("running", "waiting")
+    }
+    return {
+        "max_lora": str(len(adapters)),
+        "running_lora_adapters": ",".join(using["running"]),
+        "waiting_lora_adapters": ",".join(using["waiting"]),
+    }
 
 
 def _renamed(entry: VllmName, sample: Sample) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ async def create_chat_completion(state: ServerState, request: Request) -> Respon
     ready, _ = state.require_ready()
     body = parse_body(ChatBody, await request.body(), ready.max_model_len)
     session = await open_chat(state, request, body, request_id)
-    fields = {"id": session.request_id, "created": session.created, "model": state.served_model_name}
+    fields = {"id": session.request_id, "created": session.created, "model": body.model}
     include_ledger = body.include_ledger is True
     if body.stream:
         usage_so_far = (lambda: session.usage) if body.continuous_usage else None

@@ -194,7 +194,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
     """
     arrived = time.monotonic()
     ready, tokenizer = state.require_ready()
-    state.require_model(body.model)
+    adapter = state.require_model(body.model)
     check_priority(body, state)
     template = require_template(state, body)
     parsing = choose_parsing(state, body, template, tokenizer)
@@ -221,6 +221,7 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
         salt=state.api_keys.salt(authorization, body.cache_salt),
         tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
+        adapter=adapter,
         shown_token_ids=parsing.shown_token_ids(tokenizer),
         grammar=parsing.grammar,
     ).prepare([(token_ids, max_tokens)])

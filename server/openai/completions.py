@@ -44,7 +44,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
     request_id = identify(request, "cmpl")
     ready, tokenizer = state.require_ready()
     body = parse_body(CompletionBody, await request.body(), ready.max_model_len)
-    state.require_model(body.model)
+    adapter = state.require_model(body.model)
     check_priority(body, state)
     check_token_ids(body, ready)
     check_num_samples(body, ready, len(body.prompt))
@@ -74,13 +74,14 @@ async def create_completion(state: ServerState, request: Request) -> Response:
         salt=state.api_keys.salt(authorization, body.cache_salt),
         tenant=state.api_keys.tenant(authorization),
         arrived=arrived,
+        adapter=adapter,
         grammar=body.grammar,
     ).prepare(prompts)
     fields = {
         "id": request_id.own,
         "object": "text_completion",
         "created": int(time.time()),
-        "model": state.served_model_name,
+        "model": body.model,
     }
     if body.stream:
         usage_so_far = (lambda: group.usage) if body.continuous_usage else None

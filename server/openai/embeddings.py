@@ -39,7 +39,7 @@ async def create_embeddings(state: ServerState, request: Request) -> Response:
     request_id = identify(request, "embd")
     ready, tokenizer = state.require_ready()
     body = parse_body(EmbeddingBody, await request.body(), ready.max_model_len)
-    state.require_model(body.model)
+    adapter = state.require_model(body.model)
     _check_dimensions(body, ready)
     prompts = await _prompts(state, body, ready, tokenizer)
     authorization = request.headers.get("authorization")
@@ -51,6 +51,7 @@ async def create_embeddings(state: ServerState, request: Request) -> Response:
             prompt_token_ids=token_ids,
             sampling=SamplingParams(max_tokens=0),
             cache_salt=salt,
+            adapter=adapter,
             tenant=tenant,
             timeout=body.timeout,
             pooling=body.chosen_pooling,
@@ -64,7 +65,7 @@ async def create_embeddings(state: ServerState, request: Request) -> Response:
         sequence_ids=tuple(one.request_id for one in requests),
     )
     if (record := in_flight.record) is not None:
-        record.model, record.tenant = state.served_model_name, tenant
+        record.model, record.tenant = body.model, tenant
         record.progress = PromptProgress(Usage(sum(map(len, prompts)), 0, 0))
     with state.requests.holding(in_flight):
         vectors = await unless_disconnected(request.receive, _embed_all(state, ready, requests, in_flight))
@@ -80,7 +81,7 @@ async def create_embeddings(state: ServerState, request: Request) -> Response:
             }
             for index, vector in enumerate(shown)
         ],
-        "model": state.served_model_name,
+        "model": body.model,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     return Response(orjson.dumps(answer), media_type="application/json")

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the one model this server serves."""
+"""GET /v1/models and /v1/models/{id}: the model this server serves, and its adapters."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from server.state import ServerState
 
 
 def list_models(state: ServerState) -> Response:
-    """All models, which is one."""
-    return Response(orjson.dumps({"object": "list", "data": [_model(state)]}), media_type="application/json")
+    """The model first, then its adapters in the order they were loaded."""
+    names = [state.served_model_name, *state.client.adapters]
+    listed = {"object": "list", "data": [model_object(state, name) for name in names]}
+    return Response(orjson.dumps(listed), media_type="application/json")
 
 
 def retrieve_model(state: ServerState, model: str) -> Response:
-    """One model by its id, which may contain slashes; ApiError 404 for any other."""
+    """One of them by its id, which may contain slashes; ApiError 404 for any other."""
     state.require_model(model)
-    return Response(orjson.dumps(_model(state)), media_type="application/json")
+    return Response(orjson.dumps(model_object(state, model)), media_type="application/json")
 
 
-def _model(state: ServerState) -> dict[str, object]:
-    return {"id": state.served_model_name, "object": "model", "created": state.created, "owned_by": "octavo"}
+def model_object(state: ServerState, name: str) -> dict[str, object]:
+    """The API's object of the model or of an adapter, which has a ``parent``, and a ``root`` where its files are."""
+    fields: dict[str, object] = {"id": name, "object": "model", "created": state.created, "owned_by": "octavo"}
+    adapter = state.client.adapters.get(name)
+    if adapter is None:
+        return fields
+    return {**fields, "root": adapter.path, "parent": state.served_model_name}

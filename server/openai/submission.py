@@ -138,8 +138,8 @@ class Submission:
 
     ``grammar`` is what outputs must be words of, as `prepare_grammar` has found it fit. It says itself when they end:
     stop strings and stop tokens may lie inside, and are not looked for. ``tenant`` is whose share of the server it
-    counts towards; ``arrived`` is on the clock of ``time.monotonic``.
-    ``shown_token_ids`` become text though they are special.
+    counts towards; ``arrived`` is on the clock of ``time.monotonic``. ``adapter`` is the name of the one that they use,
+    if any. ``shown_token_ids`` become text though they are special.
     """
 
     state: ServerState
@@ -150,6 +150,7 @@ class Submission:
     salt: str
     tenant: str
     arrived: float
+    adapter: str = ""
     shown_token_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
 
@@ -170,7 +171,7 @@ class Submission:
             sequence_ids=tuple(chain.from_iterable(names)),
         )
         if (record := request.record) is not None:
-            record.model, record.streams = self.state.served_model_name, self.body.stream is True
+            record.model, record.streams = self.body.model, self.body.stream is True
         samples = [self._samples(own, *prompt) for own, prompt in zip(names, prompts, strict=True)]
         return GenerationGroup(samples, request, self.state.requests)
 
@@ -183,6 +184,7 @@ class Submission:
             sampling=self._sampling(max_tokens),
             children=others,
             cache_salt=self.salt,
+            adapter=self.adapter,
             rotates=self.body.rotates,
             tenant=self.tenant,
             priority=self.body.priority or 0,

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from engine.config import Checkpoint
 from server.http.local_app import LocalApp
-from server.model_start import ModelStart, find_checkpoint
+from server.model_start import FoundModel, ModelStart, find_model
 from server.options import ModelOptions
 from server.serving import loop_factory
 
@@ -100,11 +99,11 @@ class LocalSource:
 
     def __init__(self, options: ModelOptions) -> None:
         """Raises CheckpointError, TextError or EngineStartError."""
-        model = find_checkpoint(options)
+        model = find_model(options)
         self._loop = (loop_factory() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
         self._thread.start()
-        self._start = self._wait(_start(options, *model))
+        self._start = self._wait(_start(options, model))
         self.model = self._start.name
         try:
             self._app = self._wait(_load(self._start))
@@ -139,8 +138,8 @@ class LocalSource:
         self._loop.close()
 
 
-async def _start(options: ModelOptions, checkpoint: Checkpoint, seconds: float) -> ModelStart:
-    return ModelStart(options, checkpoint, seconds)
+async def _start(options: ModelOptions, model: FoundModel) -> ModelStart:
+    return ModelStart(options, model)
 
 
 async def _load(start: ModelStart) -> LocalApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
+from engine.adapter_messages import AdapterAnswer, UnloadAdapter
+from engine.adapters import AdapterError, Adapters
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.histogram import Histogram
@@ -179,6 +182,31 @@ def rate(token_id: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(LIKELY.get(token_id, UNLIKELY), rank, ids[:num_top], list(LIKELY.values())[:num_top])
 
 
+@dataclass(frozen=True)
+class ScriptedAdapter:
+    digest: str
+    rank: int = 8
+    num_bytes: int = 4096
+
+
+class ScriptedStore:
+    """Adapters without weights; a path that ends in "broken" has none."""
+
+    def __init__(self) -> None:
+        self.installed: list[int] = []
+
+    def read(self, path: str) -> ScriptedAdapter:
+        if path.endswith("broken"):
+            raise AdapterError("invalid_adapter", f"{path} has no adapter_config.json")
+        return ScriptedAdapter(path)
+
+    def install(self, number: int, adapter: ScriptedAdapter) -> None:
+        self.installed.append(number)
+
+    def remove(self, number: int) -> None:
+        self.installed.remove(number)
+
+
 class ScriptedEngine(EngineClient):
     """EngineClient without a process: each sequence takes the next script, and what happened to it is kept.
 
@@ -210,7 +238,21 @@ class ScriptedEngine(EngineClient):
         self.reports: dict[str, SequenceReport] = {}
         self.num_reads = 0  # of all pages
         self.abort_ledger = make_ledger()  # that ``on_end`` gets with an abort
+        self.store = ScriptedStore()
+        self.loads = Adapters(self.store)
         self._playing: dict[str, list[Step]] = {}
+
+    async def _ask(self, make_query: Callable[[int], Any]) -> AdapterAnswer:
+        self._serving()
+        query = make_query(1)
+        if isinstance(query, UnloadAdapter):
+            answers = [self.loads.unload(query)]
+        else:
+            self.loads.begin_load(query)
+            while not (answers := self.loads.take_loaded()):
+                await asyncio.sleep(0)
+        self.adapters = {one.name: one for one in answers[0].adapters}
+        return answers[0]
 
     @property
     def silent_seconds(self) -> float:

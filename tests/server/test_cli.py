@@ -57,7 +57,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "--max-queued-requests --max-queued-tokens --queue-timeout --watermark-tokens --max-overtakes "
         "--async-scheduling --no-async-scheduling --stream-queue-position --trust-request-chat-template "
         "--tool-call-parser --reasoning-parser --log-format --metrics-compat --log-requests --no-log-requests "
-        "--otlp-traces-endpoint --admin-key --offline"
+        "--otlp-traces-endpoint --admin-key --offline --lora-modules --max-lora-rank --enable-lora"
     )
     assert [flag for flag in flags.split() if flag not in text] == []
 
@@ -131,6 +131,15 @@ def test_a_hub_id_is_looked_for_in_the_cache_alone_on_request() -> None:
     assert cli._options(cli._parser().parse_args(["serve", "org/model", "--offline"])).offline
 
 
+def test_adapters_are_named_with_where_they_are_and_come_later_on_request_only() -> None:
+    assert not cli._options(cli._parser().parse_args(["serve"])).enable_lora
+    arguments = "serve m --lora-modules a=/x b=org/y=z --enable-lora --lora-modules c=z --max-lora-rank 8"
+    options = cli._options(cli._parser().parse_args(arguments.split()))
+    assert options.lora_modules == (("a", "/x"), ("b", "org/y=z"), ("c", "z"))
+    assert options.enable_lora
+    assert options.engine.max_lora_rank == 8
+
+
 def test_the_place_in_the_queue_is_told_on_request_only() -> None:
     assert not cli._options(cli._parser().parse_args(["serve"])).stream_queue_position
     assert cli._options(cli._parser().parse_args(["serve", "--stream-queue-position"])).stream_queue_position
@@ -172,6 +181,12 @@ def test_the_place_in_the_queue_is_told_on_request_only() -> None:
         ([*FAIR, "--tenant-weights", "1"], "--tenant-weights: 1 weights for 2 API keys"),
         ([*FAIR, "--tenant-weights", "1,2,3"], "--tenant-weights: 3 weights for 2 API keys"),
         *(([*FAIR, f"--tenant-weights=1,{weight}"], "--tenant-weights: every weight") for weight in ("0", "-1", "nan")),
+        (["--lora-modules", "a=/x", "a=/y"], "--lora-modules a: given more than once"),
+        (["--lora-modules", "a b=/x"], "--lora-modules a b=/x: must be NAME=PATH, the name without spaces"),
+        (["--lora-modules", "=/x"], "--lora-modules =/x: must be NAME=PATH"),
+        (["--lora-modules", "a="], "--lora-modules a=: must be NAME=PATH"),
+        (["--max-lora-rank", "0"], "--max-lora-rank 0"),
+        (["--max-lora-rank", "1025"], "--max-lora-rank 1025: must be at most 1024"),
         *((["--api-key", key], "--api-key") for key in ("", "two words", "schlüssel", "tab\there")),
         *((["--otlp-traces-endpoint", url], "must be a URL such as") for url in ("", "localhost:4318", "ftp://a/b")),
     ],
@@ -222,6 +237,12 @@ def test_weights_that_are_no_numbers_are_wrong_usage(capsys: pytest.CaptureFixtu
         cli.main(["serve", f"--tenant-weights={weights}"])
     assert exit_.value.code == 2
     assert "must be numbers separated by commas" in capsys.readouterr().err
+
+
+def test_an_adapter_without_a_path_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--lora-modules", "adapter"])
+    assert "argument --lora-modules: adapter: must be NAME=PATH" in capsys.readouterr().err
 
 
 def test_keys_come_from_flags_and_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

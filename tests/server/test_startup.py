@@ -76,6 +76,7 @@ def test_a_start_told_to_machines_has_plain_numbers(engine) -> None:
         "num_speculative_tokens": 0,
         "startup_seconds": 3.142,
         "stage_seconds": {"tokenizer": 0.25, "weights": 1.5},
+        "adapters": [],
         "warnings": ["20 pages hold 319 tokens at most"],
         "url": "http://127.0.0.1:8000/v1",
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from server.metrics.catalogue import (
+    ADAPTER_BYTES,
+    ADAPTER_REQUESTS,
     GENERATION_TOKENS,
     LONGEST_WAIT_SECONDS,
     OVERTAKES,
@@ -239,9 +241,33 @@ BATCHES = Row(
     ),
 )
 
+ADAPTERS = Row(
+    "Adapters",
+    (
+        Panel(
+            title="Requests, by adapter",
+            unit=Unit.COUNT,
+            about=ADAPTER_REQUESTS,
+            why="Empty without adapters. One that nobody uses may be unloaded; its memory shows beside.",
+            queries=(Query(BOARD.total(ADAPTER_REQUESTS, "adapter", "state"), "{{adapter}}, {{state}}"),),
+            width=12,
+            stacking=Stacking.NORMAL,
+        ),
+        Panel(
+            title="Memory, by adapter",
+            unit=Unit.BYTES,
+            about=ADAPTER_BYTES,
+            why="On GPUs, adapters that are loaded later take what --gpu-memory-utilization leaves.",
+            queries=(Query(BOARD.total(ADAPTER_BYTES, "adapter"), "{{adapter}}"),),
+            width=12,
+            stacking=Stacking.NORMAL,
+        ),
+    ),
+)
+
 SCHEDULING = Dashboard(
     "octavo-scheduler",
     "Octavo / Scheduler",
     "Who waits and for what, who was preempted, and what are steps spent on?",
-    (NOW, QUEUE, GIVING_WAY, STEPS_ROW, BATCHES),
+    (NOW, QUEUE, GIVING_WAY, STEPS_ROW, BATCHES, ADAPTERS),
 )

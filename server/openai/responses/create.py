@@ -35,7 +35,7 @@ async def create_response(state: ServerState, request: Request) -> Response:
     with CHAT_NAMES.told():
         chat = validate_body(ChatBody, body.chat_fields(items))
         session = await open_chat(state, request, chat, request_id)
-    response = ResponseObject(session.request_id, session.created, state.served_model_name, body, chat)
+    response = ResponseObject(session.request_id, session.created, chat.model, body, chat)
     keep = _keeper(state, tenant, response, items)
     if body.stream:
         return await event_stream(request, event_frames(session, ResponseEvents(response, keep)))

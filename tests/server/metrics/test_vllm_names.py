@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.adapter_messages import AdapterRequests
 from engine.messages import PreemptionCount
 from scheduler.request import FinishReason
 from server.app import create_app
@@ -109,6 +110,21 @@ async def test_what_waits_for_room_and_what_waits_for_something_else_add_up(scra
     assert await scrapes.value("num_requests_waiting") == 55
     assert await scrapes.value("num_requests_waiting_by_reason", reason="capacity") == 50
     assert await scrapes.value("num_requests_waiting_by_reason", reason="deferred") == 5
+
+
+async def test_adapters_in_use_are_listed_as_gateways_ask(scrapes, engine) -> None:
+    def series() -> dict[str, str]:
+        [labels] = [sample.labels for family in families for sample in family.samples if sample.name == name]
+        return {key: value for key, value in labels.items() if key not in COMMON}
+
+    name = "vllm:lora_requests_info"
+    families = await scrapes.families()
+    assert series() == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    counts = [("b", 2, 0), ("a", 1, 1), ("c", 0, 3), ("d", 0, 0)]
+    requests = [AdapterRequests(name=name, running=running, waiting=waiting) for name, running, waiting in counts]
+    engine.stats = engine.make_stats(adapter_requests=requests)
+    families = await scrapes.families()
+    assert series() == {"max_lora": "4", "running_lora_adapters": "a,b", "waiting_lora_adapters": "a,c"}
 
 
 async def test_pages_and_their_layout_are_told_as_gateways_ask(scrapes, engine) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.adapter_messages import AdapterRequests
 from server.metrics.catalogue import CATALOGUE
 from tests.server.monitoring.promql_names import label_values_name, metric_names
 
@@ -57,6 +58,8 @@ async def test_i01_every_name_asked_for_is_exported_after_one_request(
 ) -> None:
     # the engine of these tests has no process, for which this one stands
     monkeypatch.setattr(type(engine), "pid", property(lambda _: os.getpid()))
+    await engine.load_adapter("poet", "/adapters/poet")  # series of adapters are there while there are any
+    engine.measured = engine.make_stats(adapter_requests=[AdapterRequests(name="poet", running=0, waiting=0)])
     assert (await api.completion()).status_code == 200
     families = text_string_to_metric_families((await api.http.get("/metrics")).text)
     exported = {sample.name for family in families for sample in family.samples}
