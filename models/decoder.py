@@ -55,7 +55,7 @@ class Decoder:
             else Linear(
                 spec.hidden_size,
                 {"lm_head": spec.vocab_size},
-                bias=False,
+                bias=spec.head_bias,
                 dtype=dtype,
                 device=device,
                 dense_product=backend.dense_product,

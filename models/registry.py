@@ -26,6 +26,7 @@ from models.families.mistral import MISTRAL
 from models.families.mixtral import MIXTRAL
 from models.families.olmo2 import OLMO2
 from models.families.olmoe import OLMOE
+from models.families.phi import PHI
 from models.families.phi3 import PHI3
 from models.families.qwen2 import QWEN2
 from models.families.qwen3 import QWEN3
@@ -45,6 +46,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3,
     SMOLLM3,
     PHI3,
+    PHI,
     MIXTRAL,
     QWEN3_MOE,
     OLMOE,

@@ -134,6 +134,7 @@ class ModelSpec:
     experts: ExpertsSpec | None = None
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
+    head_bias: bool = False
     qk_norm: QKNorm = QKNorm.NONE
     attention_softcap: float | None = None  # c turns a score x into c * tanh(x / c)
     sharpening: SharpeningSpec | None = None

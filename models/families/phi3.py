@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from models.families.family import Family
 from models.families.llama import read_llama
-from models.families.names import GGUF_NORMS_BEFORE, NORMS_BEFORE, TOP, gguf_names
+from models.families.names import GGUF_NORMS_BEFORE, NORMS_BEFORE, TOP, gguf_names, stacked_qkv
 from models.fields import Fields
 from models.spec import ModelSpec
 from models.tensor_names import Placement, TensorNames
@@ -21,13 +21,6 @@ def _read(fields: Fields) -> ModelSpec:
     for key in ("full_attn_mod", "interpolate_factor"):
         fields.refuse_unless(key, 1)
     return read_llama(fields, rope_aliases={"su": "longrope", "yarn": "longrope"})
-
-
-def _heads(spec: ModelSpec) -> Iterator[Placement]:
-    query, key = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    yield Placement("self_attn.q_proj", rows=slice(query))
-    yield Placement("self_attn.k_proj", rows=slice(query, query + key))
-    yield Placement("self_attn.v_proj", rows=slice(query + key, query + 2 * key))
 
 
 def _halves(spec: ModelSpec) -> Iterator[Placement]:
@@ -44,7 +37,7 @@ PHI3 = Family(
         TOP,
         NORMS_BEFORE
         | {
-            "self_attn.qkv_proj": _heads,
+            "self_attn.qkv_proj": stacked_qkv,
             "self_attn.o_proj": "self_attn.o_proj",
             "mlp.gate_up_proj": _halves,
             "mlp.down_proj": "mlp.down_proj",
@@ -54,6 +47,6 @@ PHI3 = Family(
     gguf_names=gguf_names(
         GGUF_NORMS_BEFORE,
         {"attn_output": "self_attn.o_proj", "ffn_down": "mlp.down_proj"},
-        {"attn_qkv": _heads, "ffn_up": _halves},
+        {"attn_qkv": stacked_qkv, "ffn_up": _halves},
     ),
 )
