@@ -20,7 +20,7 @@ from server.text.merge_cache import MergeCache, default_cache_directory
 from server.text.sentencepiece_backend import UserDefined, compile_sentencepiece
 from server.text.sentencepiece_model import Algorithm, PieceType, SentencePieceModel, first_ids, ids_of
 from server.text.split_rules import GGUF_RULES, SplitRule
-from server.text.token_spelling import TokenSpelling
+from server.text.token_spelling import METASPACE, TokenSpelling
 from server.text.vocabulary import Vocabulary
 
 _PREFIX: Final = "tokenizer.ggml."
@@ -83,7 +83,7 @@ def _sentencepiece(
         trims_spaces=is_unigram and keys.get("remove_extra_whitespaces", False),
         normalization=bytes(keys.get("precompiled_charsmap", ())) if is_unigram else b"",
     )
-    backend = compile_sentencepiece(model, cache, user_defined=UserDefined.BETWEEN_STRETCHES)
+    backend = compile_sentencepiece(model, cache, user_defined=_place_of_user_defined(model))
     special_ids = model.ids_of(PieceType.CONTROL, PieceType.UNKNOWN)
     return _vocabulary(
         keys,
@@ -97,6 +97,13 @@ def _sentencepiece(
         adds_bos=not is_unigram,
         adds_eos=is_unigram,
     )
+
+
+def _place_of_user_defined(model: SentencePieceModel) -> UserDefined:
+    """Pieces with a space written U+2581 are SentencePiece's own; others were added, as chat marks are."""
+    if any(METASPACE in model.pieces[token_id] for token_id in model.ids_of(PieceType.USER_DEFINED)):
+        return UserDefined.INSIDE_STRETCHES
+    return UserDefined.BETWEEN_STRETCHES
 
 
 def _byte_level(keys: _Metadata, tokens: Sequence[str], types: Sequence[int]) -> Vocabulary:

@@ -146,6 +146,7 @@ LOOKALIKES = [
     "##ing",
     "<unused5>",
 ]
+BREAKS = [");\n//", "*/\n/", "}\r\n//", "://\n", "!\n\n/"]
 RUNS = "a-=_*.!#/0 9é한漢\n>あ"
 
 
@@ -191,7 +192,9 @@ def _garnished(generator: random.Random, words: list[str]) -> str:
     """Words with emoji, marks, control characters, numbers and lookalikes of special tokens among them."""
     parts = []
     for _ in range(generator.randint(1, 8)):
-        parts.append(generator.choice(generator.choice([EMOJI, COMPOSED, CONTROLS, LOOKALIKES, SPACES, words, words])))
+        parts.append(
+            generator.choice(generator.choice([EMOJI, COMPOSED, CONTROLS, LOOKALIKES, BREAKS, SPACES, words, words]))
+        )
         if generator.random() < 0.2:
             parts.append(str(generator.randint(0, 10 ** generator.randint(1, 12))))
         parts.append(generator.choice(["", "", " "]))

@@ -40,7 +40,9 @@ def test_demo_model_gives_the_ids_that_sentencepiece_gives(
         assert default_tokenizer.decode(ids, skip_special_tokens=False) == line.replace("\u2581", " ")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model of Llama 2", "tokenizer.model of Gemma"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.model of Llama 2", "tokenizer.model of Gemma", "tokenizer.model, own pieces"]
+)
 def test_sentencepiece_bpe_gives_the_ids_that_sentencepiece_gives(
     hf_directories: Directories, corpus: list[str], merge_cache: Path, tmp_path: Path, name: str
 ) -> None:
