@@ -51,10 +51,13 @@ class DecoderLayer:
         self._scale = spec.residual_scale
         self._norms = {name: make_norm(spec, backend, device) for name in _norm_names(spec)}
         before = spec.norm_place is NormPlace.BEFORE
-        self._attention_norm = self._norms.get("input_layernorm")
+        shares_norm = spec.parallel is Parallel.ONE_NORM
+        self._shared_norm = self._norms["input_layernorm"] if shares_norm else None
+        self._attention_norm = None if shares_norm else self._norms.get("input_layernorm")
         self._attended_norm = None if before else self._norms["post_attention_layernorm"]
         mlp_norm = "post_attention_layernorm" if before else "pre_feedforward_layernorm"
-        self._mlp_norm = self._attention_norm if spec.parallel is Parallel.ONE_NORM else self._norms.get(mlp_norm)
+        self._mlp_norm = self._norms.get(mlp_norm)
+        self._backend = backend
         self._mlp_output_norm = self._norms.get("post_feedforward_layernorm")
         self._attention = Attention(spec, layer.window, backend, dtype=dtype, device=device)
         self._mlp = _make_mlp(spec, layer, backend, dtype, device)
@@ -62,9 +65,12 @@ class DecoderLayer:
     def __call__(
         self, residual: Residual, rotation: Rotation | None, paged: PagedLayer, scales: torch.Tensor | None = None
     ) -> None:
-        attended = self._attention.of_normed(residual, self._attention_norm, rotation, paged, scales)
+        states = residual
+        if self._shared_norm is not None:
+            states = Residual(residual.normed(self._shared_norm), self._backend)
+        attended = self._attention.of_normed(states, self._attention_norm, rotation, paged, scales)
         if self._is_parallel:
-            transformed = self._mlp.of_normed(residual, self._mlp_norm)
+            transformed = self._mlp.of_normed(states, self._mlp_norm)
             self._add(residual, attended, self._attended_norm)
         else:
             self._add(residual, attended, self._attended_norm)

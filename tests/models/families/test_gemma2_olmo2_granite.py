@@ -17,7 +17,7 @@ from tests.models.families.gguf_writer import Array, interleaved_heads, write_gg
 CASES = {
     case.name: case
     for case in [
-        FamilyCase("gemma", "gemma", {"num_key_value_heads": 1, "head_dim": 24}),
+        FamilyCase("gemma", "gemma", {"num_key_value_heads": 1, "head_dim": 24, "rms_norm_eps": 1e-2}),
         FamilyCase(
             "gemma2",
             "gemma2",
@@ -25,6 +25,7 @@ CASES = {
                 "num_key_value_heads": 2,
                 "head_dim": 24,
                 "query_pre_attn_scalar": 24,
+                "rms_norm_eps": 1e-2,
                 "sliding_window": 11,
                 "attn_logit_softcapping": 2.0,
                 "final_logit_softcapping": 3.0,
@@ -59,6 +60,7 @@ CASES = {
             "granite",
             {
                 "num_key_value_heads": 2,
+                "rms_norm_eps": 1e-2,
                 "embedding_multiplier": 12.0,
                 "attention_multiplier": 0.6,
                 "residual_multiplier": 0.4,

@@ -47,7 +47,7 @@ CASES = {
             "stablelm",
             {"num_key_value_heads": 4, "use_parallel_residual": True, "layer_norm_eps": 1e-2, "rope_theta": 100.0},
         ),
-        FamilyCase("falcon", "falcon", {"intermediate_size": None}),
+        FamilyCase("falcon", "falcon", {"intermediate_size": None, "layer_norm_epsilon": 1e-2}),
         FamilyCase(
             "falcon of two norms",
             "falcon",
