@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from kernels.attention import AttentionBackend, PagedLayer, Preparation
 from models.linear import Linear
@@ -45,7 +46,8 @@ class Attention:
         self._head_dim = spec.head_dim
         self._heads = [spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads]
         self._plus_one = spec.norm_plus_one
-        self._norms_all_heads = spec.qk_norm is QKNorm.ALL_HEADS
+        self._qk_norm = spec.qk_norm
+        self._limit = spec.qkv_limit
         q_size, kv_size = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         linear = partial(Linear, dtype=dtype, device=device, dense_product=backend.dense_product)
         self._qkv = linear(
@@ -58,6 +60,9 @@ class Attention:
             self._query_norm, self._key_norm = floats(spec.head_dim), floats(spec.head_dim)
         elif spec.qk_norm is QKNorm.ALL_HEADS:
             self._query_norm, self._key_norm = floats(q_size), floats(kv_size)
+        elif spec.qk_norm is QKNorm.LAYER_OF_EACH_HEAD:
+            self._query_norm = floats(spec.num_q_heads, spec.head_dim)
+            self._key_norm = floats(spec.num_kv_heads, spec.head_dim)
         if spec.has_sinks:
             self._sinks = floats(spec.num_q_heads)
 
@@ -73,7 +78,7 @@ class Attention:
         query, key, value = self._projected(residual, norm)
         if scales is not None:
             query.mul_(scales)
-        norms = (None, None) if self._norms_all_heads else (self._query_norm, self._key_norm)
+        norms = (self._query_norm, self._key_norm) if self._qk_norm is QKNorm.HEAD else (None, None)
         preparation = Preparation(*norms, self._eps, rotation)
         self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
         attended = self._backend.attend(
@@ -88,16 +93,22 @@ class Attention:
         return self._output(attended.flatten(1), residual.adapters)
 
     def _projected(self, residual: Residual, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [num_tokens, heads, head_dim], normed where that takes all heads together."""
+        """Queries, keys and values [num_tokens, heads, head_dim], normed where that is not done as they are stored."""
         projected = self._qkv.of_normed(residual, norm)
+        if self._limit is not None:
+            projected = projected.clamp(-self._limit, self._limit)
         heads = projected.view(projected.shape[0], -1, self._head_dim)
         query, key, value = torch.split(heads, self._heads, dim=1)
-        if self._norms_all_heads:
+        if self._qk_norm not in (QKNorm.NONE, QKNorm.HEAD):
             assert self._query_norm is not None
             assert self._key_norm is not None
-            query = self._backend.normed(query.flatten(1), self._query_norm, self._eps).view(query.shape)
-            key = self._backend.normed(key.flatten(1), self._key_norm, self._eps).view(key.shape)
+            query, key = self._normed(query, self._query_norm), self._normed(key, self._key_norm)
         return query, key, value
+
+    def _normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self._qk_norm is QKNorm.ALL_HEADS:
+            return self._backend.normed(heads.flatten(1), weight, self._eps).view(heads.shape)
+        return (F.layer_norm(heads.float(), heads.shape[-1:], eps=self._eps) * weight).to(heads.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +124,10 @@ class Attention:
         yield from self._qkv.parameters(prefix)
         yield from self._output.parameters(prefix)
         for name, norm in (("q_norm", self._query_norm), ("k_norm", self._key_norm)):
-            if norm is not None:
+            if norm is not None and self._qk_norm is QKNorm.LAYER_OF_EACH_HEAD:
+                for head, weight in enumerate(norm):
+                    yield f"{prefix}{name}.{head}.weight", Parameter.of(weight)
+            elif norm is not None:
                 yield f"{prefix}{name}.weight", Parameter.of(norm, plus_one=self._plus_one)
         if self._sinks is not None:
             yield f"{prefix}sinks.weight", Parameter.of(self._sinks)

@@ -33,6 +33,7 @@ _KEYS = {
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
+    "clip_qkv": "attention.clamp_kqv",
     "use_parallel_residual": "use_parallel_residual",
     "clip_qkv": "attention.clamp_kqv",
     "attn_logit_softcapping": "attn_logit_softcapping",

@@ -63,12 +63,19 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last dimension (Ba et al., 2016)."""
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` over the last dimension (Ba et al., 2016).
 
-    def __init__(self, size: int, eps: float, backend: AttentionBackend, *, device: torch.device) -> None:
+    Without weights it ends before the product.
+    """
+
+    def __init__(
+        self, size: int, eps: float, backend: AttentionBackend, *, has_weights: bool, device: torch.device
+    ) -> None:
         self._eps = eps
         self._backend = backend
-        self._weight, self._bias = (torch.empty(size, dtype=torch.float32, device=device) for _ in range(2))
+        self._weight = self._bias = None
+        if has_weights:
+            self._weight, self._bias = (torch.empty(size, dtype=torch.float32, device=device) for _ in range(2))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x.float(), x.shape[-1:], self._weight, self._bias, self._eps).to(x.dtype)
@@ -84,15 +91,17 @@ class LayerNorm:
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes + self._bias.nbytes
+        return sum(part.nbytes for part in (self._weight, self._bias) if part is not None)
 
     def parameters(self, name: str) -> NamedParameters:
-        yield f"{name}.weight", Parameter.of(self._weight)
-        yield f"{name}.bias", Parameter.of(self._bias)
+        for ending, part in (("weight", self._weight), ("bias", self._bias)):
+            if part is not None:
+                yield f"{name}.{ending}", Parameter.of(part)
 
 
 def make_norm(spec: ModelSpec, backend: AttentionBackend, device: torch.device) -> Norm:
     """A norm of the hidden states of a model."""
-    if spec.norm is NormKind.LAYER:
-        return LayerNorm(spec.hidden_size, spec.norm_eps, backend, device=device)
-    return RMSNorm(spec.hidden_size, spec.norm_eps, backend, plus_one=spec.norm_plus_one, device=device)
+    if spec.norm is NormKind.RMS:
+        return RMSNorm(spec.hidden_size, spec.norm_eps, backend, plus_one=spec.norm_plus_one, device=device)
+    has_weights = spec.norm is NormKind.LAYER
+    return LayerNorm(spec.hidden_size, spec.norm_eps, backend, has_weights=has_weights, device=device)

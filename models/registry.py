@@ -24,6 +24,7 @@ from models.families.granite import GRANITE
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
 from models.families.mixtral import MIXTRAL
+from models.families.olmo import OLMO
 from models.families.olmo2 import OLMO2
 from models.families.olmoe import OLMOE
 from models.families.phi import PHI
@@ -54,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    OLMO,
     OLMO2,
     GRANITE,
     GPT2,

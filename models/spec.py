@@ -13,10 +13,11 @@ from models.codes.codes_spec import CodesSpec
 
 
 class NormKind(enum.StrEnum):
-    """RMSNorm (Zhang and Sennrich, 2019), or LayerNorm with a bias (Ba et al., 2016)."""
+    """RMSNorm (Zhang and Sennrich, 2019), LayerNorm with a bias (Ba et al., 2016), or LayerNorm without any weights."""
 
     RMS = "rms"
     LAYER = "layer"
+    BARE_LAYER = "bare layer"
 
 
 class NormPlace(enum.StrEnum):
@@ -28,11 +29,16 @@ class NormPlace(enum.StrEnum):
 
 
 class QKNorm(enum.StrEnum):
-    """RMSNorm of queries and keys before they are rotated: over each head by itself, or over all of them together."""
+    """Norm of queries and keys before they are rotated.
+
+    RMSNorm over each head by itself, or over all of them together; or LayerNorm without a bias over each head, by
+    weights of its own.
+    """
 
     NONE = "none"
     HEAD = "head"
     ALL_HEADS = "all heads"
+    LAYER_OF_EACH_HEAD = "layer of each head"
 
 
 class Parallel(enum.StrEnum):
@@ -136,6 +142,7 @@ class ModelSpec:
     output_bias: bool = False  # of attention's output projection
     head_bias: bool = False
     qk_norm: QKNorm = QKNorm.NONE
+    qkv_limit: float | None = None  # projections are cut off at this magnitude (OLMo)
     attention_softcap: float | None = None  # c turns a score x into c * tanh(x / c)
     sharpening: SharpeningSpec | None = None
     has_sinks: bool = False  # one more learned score per query head, which gives no value

@@ -1,4 +1,4 @@
-"""Gemma 1 and 2, OLMo 2 and 3, and Granite give what transformers' classes of these names give."""
+"""Gemma 1 and 2, OLMo 1, 2 and 3, and Granite give what transformers' classes of these names give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from models.errors import CheckpointError
 from models.registry import spec_from_config
-from models.spec import LayerSpec, NormPlace, QKNorm, RopeSpec
+from models.spec import LayerSpec, NormKind, NormPlace, QKNorm, RopeSpec
 from tests.models.families.family_case import Expected, FamilyCase
 from tests.models.families.gguf_writer import Array, interleaved_heads, write_gguf
 
@@ -36,6 +36,7 @@ CASES = {
             "gemma2",
             {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 32, "query_pre_attn_scalar": 3},
         ),
+        FamilyCase("olmo", "olmo", {"num_key_value_heads": 2, "clip_qkv": 0.7, "tie_word_embeddings": True}),
         FamilyCase("olmo2", "olmo2", {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}),
         FamilyCase("olmo2 with biases", "olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
         FamilyCase(
@@ -101,6 +102,29 @@ GEMMA_2_2B: dict[str, Any] = {
     "torch_dtype": "float32",
     "use_cache": True,
     "vocab_size": 256000,
+}
+OLMO_1B: dict[str, Any] = {
+    "architectures": ["OlmoForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 2048,
+    "model_type": "olmo",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "pad_token_id": 1,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "use_cache": True,
+    "vocab_size": 50304,
 }
 OLMO_2_1B: dict[str, Any] = {
     "architectures": ["Olmo2ForCausalLM"],
@@ -172,13 +196,14 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 
 
 def stored(name: str, values: Array, config: Mapping[str, Any]) -> Array:
-    """As llama.cpp's converter stores it: Gemma's norms with the one added, Granite's heads with halves interleaved."""
+    """As llama.cpp's converter stores it: Gemma's norms with the one added, heads of some with halves interleaved."""
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
         return values + 1.0
-    return interleaved_heads(name, values, config) if config["model_type"] == "granite" else values
+    return interleaved_heads(name, values, config) if config["model_type"] in ("granite", "olmo") else values
 
 
 GGUF_KEYS: dict[str, dict[str, Any]] = {
+    "olmo": {"attention.clamp_kqv": 0.7, "attention.layer_norm_epsilon": 1e-5},
     "gemma2": {
         "attention.sliding_window": 11,
         "attn_logit_softcapping": 2.0,
@@ -239,6 +264,13 @@ def test_the_first_gemma_configs_mean_the_approximation_where_they_say_gelu() ->
     spec = spec_from_config(gemma)
     assert (spec.activation, spec.norm_place, spec.attention_softcap) == ("gelu_tanh", NormPlace.BEFORE, None)
     assert {layer.window for layer in spec.layers} == {None}
+
+
+def test_olmo_1b_is_read_as_published() -> None:
+    spec = spec_from_config(OLMO_1B)
+    assert (spec.norm, spec.norm_place, spec.norm_eps) == (NormKind.BARE_LAYER, NormPlace.BEFORE, 1e-5)
+    assert (spec.qkv_limit, spec.tied_embeddings, spec.head_dim) == (None, True, 128)
+    assert spec_from_config(OLMO_1B | {"clip_qkv": 8.0}).qkv_limit == 8.0
 
 
 def test_olmo_2_1b_is_read_as_published() -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from models.errors import CheckpointError
 from models.registry import spec_from_config
-from models.spec import LayerSpec, NormKind, Parallel, RopeSpec
+from models.spec import LayerSpec, NormKind, Parallel, QKNorm, RopeSpec
 from tests.models.families.family_case import Expected, FamilyCase
 from tests.models.families.gguf_writer import Array, write_gguf
 
@@ -46,6 +46,11 @@ CASES = {
             "stablelm side by side",
             "stablelm",
             {"num_key_value_heads": 4, "use_parallel_residual": True, "layer_norm_eps": 1e-2, "rope_theta": 100.0},
+        ),
+        FamilyCase(
+            "stablelm that norms heads",
+            "stablelm",
+            {"num_key_value_heads": 2, "use_parallel_residual": True, "qk_layernorm": True},
         ),
         FamilyCase("falcon", "falcon", {"intermediate_size": None, "layer_norm_epsilon": 1e-2}),
         FamilyCase(
@@ -250,6 +255,24 @@ def test_the_same_model_in_a_gguf_file_computes_the_same(
     agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 
+@pytest.mark.usefixtures("single_thread")
+def test_a_gguf_file_holds_the_norms_of_all_heads_in_one_tensor(
+    directories: dict[str, Path], agrees: Any, tmp_path: Path
+) -> None:
+    name = "stablelm that norms heads"
+    weights = load_file(directories[name] / "model.safetensors")
+    stacked = {key: values for key, values in weights.items() if ".norms." not in key}
+    for layer in range(3):
+        for norm, heads in (("q_layernorm", 4), ("k_layernorm", 2)):
+            prefix = f"model.layers.{layer}.self_attn.{norm}"
+            rows = [weights[f"{prefix}.norms.{head}.weight"] for head in range(heads)]
+            stacked[f"{prefix}.weight"] = np.stack(rows)
+    save_file(stacked, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((directories[name] / "config.json").read_text())
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", "stablelm", keys={"rope.dimension_count": 4})
+    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
+
+
 def test_gpt2_is_read_as_published() -> None:
     spec = spec_from_config(GPT2_SMALL)
     assert (spec.hidden_size, spec.intermediate_size, spec.num_q_heads, spec.num_kv_heads) == (768, 3072, 12, 12)
@@ -273,6 +296,11 @@ def test_stablelm_2_1_6b_is_read_as_published() -> None:
     assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias) == (True, False, False)
 
 
+def test_stablelm_2_12b_norms_each_head_by_weights_of_its_own() -> None:
+    spec = spec_from_config(STABLELM_2_1_6B | {"qk_layernorm": True, "use_parallel_residual": True})
+    assert (spec.qk_norm, spec.parallel) == (QKNorm.LAYER_OF_EACH_HEAD, Parallel.ONE_NORM)
+
+
 def test_falcon_7b_is_read_as_published() -> None:
     spec = spec_from_config(FALCON_7B)
     assert (spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.intermediate_size) == (71, 1, 64, 18_176)
@@ -287,7 +315,6 @@ def test_falcon_7b_is_read_as_published() -> None:
         (GPT2_SMALL | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         (GPT2_SMALL | {"n_head": "12"}, "n_head should be a positive whole number"),
         (PYTHIA_160M | {"hidden_act": "relu"}, "hidden_act is 'relu', which is not supported"),
-        (STABLELM_2_1_6B | {"qk_layernorm": True}, "qk_layernorm is True, which is not supported"),
         (FALCON_7B | {"alibi": True}, "alibi is True, which is not supported"),
         (FALCON_7B | {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2, which is not supported"),
     ],
