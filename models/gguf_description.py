@@ -35,7 +35,6 @@ _KEYS = {
     "logits_scaling": "logit_scale",
     "clip_qkv": "attention.clamp_kqv",
     "use_parallel_residual": "use_parallel_residual",
-    "clip_qkv": "attention.clamp_kqv",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
