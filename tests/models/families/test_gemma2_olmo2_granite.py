@@ -282,8 +282,8 @@ def test_olmo_2_1b_is_read_as_published() -> None:
 
 def test_every_fourth_layer_of_olmo_3_sees_everything_and_it_alone_is_scaled() -> None:
     scaling = {"rope_type": "linear", "factor": 8.0}
-    olmo3 = {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 4096, "rope_scaling": scaling}
-    spec = spec_from_config(OLMO_2_1B | olmo3)
+    olmo3 = {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 65_536}
+    spec = spec_from_config(OLMO_2_1B | olmo3 | {"rope_scaling": scaling})
     sliding = LayerSpec(4096, RopeSpec(500_000.0))
     assert spec.layers == (*(sliding,) * 3, LayerSpec(None, RopeSpec(500_000.0, "linear", {"factor": 8.0}))) * 4
 

@@ -202,7 +202,9 @@ def test_older_files_hold_masks_that_are_computed_and_some_leave_out_the_first_p
     weights = load_file(directories[name] / "model.safetensors")
     renamed = {key.removeprefix(root): values for key, values in weights.items()}
     assert root == "" or not weights.keys() & renamed.keys()
-    save_file(renamed | {mask: np.zeros((1, 1, 4, 4), np.float32) for mask in masks}, tmp_path / "model.safetensors")
+    computed = {"bias": np.ones((1, 1, 4, 4), bool), "masked_bias": np.array(-1e9), "inv_freq": np.ones(4)}
+    held = {mask: computed[mask.rpartition(".")[2]] for mask in masks}
+    save_file(renamed | held, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((directories[name] / "config.json").read_text())
     agrees(tmp_path, CASES[name], Expected.read(directories[name]), chunk=90)
 
