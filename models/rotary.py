@@ -67,11 +67,12 @@ def dynamic_frequencies(rope: RopeSpec, dim: int, positions: torch.Tensor) -> to
     factor, longest = rope.parameters["factor"], rope.parameters["max_position_embeddings"]
     lengths = (positions + 1).clamp(min=int(longest))
     bases = rope.theta * (factor * lengths / longest - (factor - 1.0)) ** (dim / (dim - 2))
-    return 1.0 / bases ** _exponents(dim).to(positions.device)
+    return 1.0 / bases ** _exponents(dim, positions.device)
 
 
-def _exponents(dim: int) -> torch.Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float32) / dim
+def _exponents(dim: int, device: torch.device | None = None) -> torch.Tensor:
+    """Made on the device, so that a graph of its work may hold it."""
+    return torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeSpec) -> torch.Tensor:

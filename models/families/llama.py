@@ -52,7 +52,8 @@ def read_llama(
 
 
 def _read(fields: Fields) -> ModelSpec:
-    fields.refuse_unless("sliding_window")
+    if not fields.is_gguf:  # Mistral's GGUF files are called Llamas too
+        fields.refuse_unless("sliding_window")
     return read_llama(fields)
 
 

@@ -100,7 +100,11 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 @pytest.mark.usefixtures("single_thread")
 @pytest.mark.parametrize(
     ("name", "architecture", "keys"),
-    [("mistral with heads of its own", "llama", {"rope.dimension_count": 24}), ("ministral3", "mistral3", YARN_KEYS)],
+    [
+        ("mistral with a window", "llama", {"attention.sliding_window": 24}),
+        ("mistral with heads of its own", "llama", {"rope.dimension_count": 24}),
+        ("ministral3", "mistral3", YARN_KEYS),
+    ],
 )
 def test_the_same_model_in_a_gguf_file_computes_the_same(
     name: str, architecture: str, keys: dict[str, Any], directories: dict[str, Path], agrees: Any, tmp_path: Path

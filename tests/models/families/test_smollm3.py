@@ -101,6 +101,11 @@ def test_the_config_of_smollm3_is_read_as_published(missing: tuple[str, ...]) ->
     assert {layer.window for layer in spec.layers} == {None}
 
 
+def test_windows_that_are_asked_for_are_on_the_layers_that_turn_nothing() -> None:
+    config = SMOLLM3 | {"use_sliding_window": True, "sliding_window": 4096, "layer_types": None}
+    assert [layer.window for layer in spec_from_config(config).layers] == [None, None, None, 4096] * 9
+
+
 @pytest.mark.parametrize("listed", [[1, 0] * 17, [1, 2] * 18, "1110"])
 def test_a_list_of_turning_layers_that_is_none_is_named(listed: object) -> None:
     with pytest.raises(CheckpointError, match="no_rope_layers should be 1 or 0 for each of 36 layers"):
