@@ -68,7 +68,7 @@ OCTAVO_EXPORT int octavo_pack_stored_rows(const octavo::QuantisedMatrix* matrix,
 OCTAVO_EXPORT int octavo_pack_float_rows(const octavo::QuantisedMatrix* matrix, const float* rows, int64_t first_row,
                                          int64_t num_rows, int64_t columns, int num_threads) {
   const WeightKind kind = matrix->kind;
-  const bool makes = kind == WeightKind::q8_0 || kind == WeightKind::q8_planes || kind == WeightKind::q4_0;
+  const bool makes = kind == WeightKind::q8_0 || kind == WeightKind::q8_planes || kind == WeightKind::q4_1;
   if (!makes || !octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
   octavo::pack_float_rows(*matrix, rows, first_row, num_rows, columns, num_threads);
   return octavo::ok;

@@ -119,7 +119,7 @@ class QuantisedMatrix:
         )
 
     def pack_floats(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
-        """Quantise float32 ``rows`` [num_rows, columns] into place; of the kinds Q8_0, Q8_PLANES and Q4_0."""
+        """Quantise float32 ``rows`` [num_rows, columns] into place; of the kinds Q8_0, Q8_PLANES and Q4_1."""
         rows = rows.float().contiguous()
         num_rows = self._check_run(first_row, rows)
         self.library.check(
@@ -289,7 +289,7 @@ class NativeKernels:
         """Floats become ggml's own forms of 8 and 4 bits."""
         if form in _CODES:
             form = _CODES[form][group % WIDE_GROUP == 0]
-        kind = WeightKind.__members__.get({"int8": "Q8_0", "int4": "Q4_0"}.get(form, form))
+        kind = WeightKind.__members__.get({"int8": "Q8_0", "int4": "Q4_1"}.get(form, form))
         if kind is None or self._library.handle.octavo_packed_bytes(kind, 1, columns) < 0:
             return None
         return None if group % GROUP or columns % group else kind

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "affine_fit.h"
 #include "half.h"
 #include "plain_row.h"
 #include "stored_rows.h"
@@ -12,25 +13,29 @@
 namespace octavo {
 namespace {
 
-// Per group: the largest magnitude becomes the largest code; of 4 bits, the one with the longer side (-8).
-void quantise_row(WeightKind kind, const float* row, int64_t groups, PlainRow& plain) {
-  const bool is_nibbles = traits_of(kind).codes == Codes::nibbles;
-  const int offset = traits_of(kind).offset;
-  const float least = is_nibbles ? -8.0f : -127.0f, most = is_nibbles ? 7.0f : 127.0f;
+// Per group of a kind of bytes: the largest magnitude becomes the largest code.
+void quantise_to_bytes(WeightKind kind, const float* row, int64_t groups, PlainRow& plain) {
   for (int64_t g = 0; g < groups; ++g) {
     const float* x = row + g * kGroup;
     float extreme = 0.0f;
-    for (int k = 0; k < kGroup; ++k) {
-      if (std::fabs(x[k]) > std::fabs(extreme)) extreme = x[k];
-    }
-    const uint16_t half = half_of_float(is_nibbles ? extreme / -8.0f : std::fabs(extreme) / 127.0f);
+    for (int k = 0; k < kGroup; ++k) extreme = std::max(extreme, std::fabs(x[k]));
+    const uint16_t half = half_of_float(extreme / 127.0f);
     plain.set_first(g, half);
     const float scale = float_of_half(half);
     const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
     for (int k = 0; k < kGroup; ++k) {
-      const float code = std::min(most, std::max(least, std::nearbyint(x[k] * inverse)));
-      plain.codes[g * kGroup + k] = static_cast<uint8_t>(static_cast<int>(code) + offset);
+      const float code = std::min(127.0f, std::max(-127.0f, std::nearbyint(x[k] * inverse)));
+      plain.codes[g * kGroup + k] = static_cast<uint8_t>(static_cast<int>(code) + traits_of(kind).offset);
     }
+  }
+}
+
+void quantise_to_nibbles(const float* row, int64_t groups, PlainRow& plain) {
+  for (int64_t g = 0; g < groups; ++g) {
+    const AffineFit fit = fit_affine(row + g * kGroup);
+    plain.set_first(g, fit.scale);
+    plain.set_second(g, fit.minimum);
+    std::memcpy(&plain.codes[g * kGroup], fit.codes, kGroup);
   }
 }
 
@@ -135,7 +140,12 @@ void pack_stored_rows(const QuantisedMatrix& matrix, const uint8_t* rows, int64_
 void pack_float_rows(const QuantisedMatrix& matrix, const float* rows, int64_t first_row, int64_t num_rows,
                      int64_t columns, int num_threads) {
   pack(matrix, first_row, num_rows, columns, num_threads, [&](int64_t row, PlainRow& plain) {
-    quantise_row(matrix.kind, rows + row * columns, columns / kGroup, plain);
+    const float* values = rows + row * columns;
+    if (matrix.kind == WeightKind::q4_1) {
+      quantise_to_nibbles(values, columns / kGroup, plain);
+    } else {
+      quantise_to_bytes(matrix.kind, values, columns / kGroup, plain);
+    }
   });
 }
 

@@ -45,7 +45,7 @@ def load(path: Path, library: NativeLibrary, quantization: Quantization | None) 
         (Quantization.STORED, "a.q_proj.weight", 640, None, None),
         (Quantization.INT8, "a.q_proj.weight", 640, None, WeightKind.Q8_0),
         (Quantization.INT8, "a.q_proj.weight", 648, None, None),
-        (Quantization.INT4, "a.q_proj.weight", 640, Q.Q8_0, WeightKind.Q4_0),
+        (Quantization.INT4, "a.q_proj.weight", 640, Q.Q8_0, WeightKind.Q4_1),
         (Quantization.INT4, "model.embed_tokens.weight", 640, None, WeightKind.Q8_0),
         (Quantization.INT4, "lm_head.weight", 640, None, WeightKind.Q8_0),
     ],
