@@ -31,6 +31,7 @@ PLAIN = (
 )
 PER_VARIANT = ("dense_kernel.cpp", "tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
 HEADERS = (
+    "affine_fit.h",
     "argmax.h",
     "dense_kernel.h",
     "dense_product.h",
