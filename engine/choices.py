@@ -138,13 +138,14 @@ def _check_experts(forms: WeightForms | None, spec: ModelSpec, backend: Attentio
 def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:
     """Threads that keep a row's bits apart from its batch on CPUs, and a warning where these are fewer.
 
-    torch computes activations by vectors of up to 32 elements, and what is left over at the end of a thread's share
-    otherwise, with other last bits. Shares of two threads end where vectors end; those of three, to which a step of few
-    rows is cut also where there are more, end anywhere.
+    torch computes activations by vectors of up to 32 elements, two at a time where there is no gate, and what is left
+    over at the end of a thread's share otherwise, with other last bits. Shares of two threads end where vectors end;
+    those of three, to which a step of few rows is cut also where there are more, end anywhere.
     """
     if device.type != "cpu":
         return threads, []
-    most = 2 if all(size % 64 == 0 for size in spec.inner_sizes) else 1
+    share = 64 if spec.gated_mlp else 128
+    most = 2 if all(size % share == 0 for size in spec.inner_sizes) else 1
     if threads <= most:
         return threads, []
     return most, [f"--deterministic uses {most} of {threads} threads: torch's activations depend on more"]

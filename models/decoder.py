@@ -6,6 +6,7 @@ Knows the order of things, not what a layer computes: that is ``models.decoder_l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -168,7 +169,8 @@ class Decoder:
         tied = self._head if isinstance(self._head, MatrixProduct) else None
         named = dict(self._embedding.parameters("model.embed_tokens", tied))
         if self._positions is not None:
-            named.update(self._positions.parameters("model.embed_positions", None))
+            for name, parameter in self._positions.parameters("model.embed_positions", None):
+                named[name] = replace(parameter, keep=None)  # small, and added to every vector: stays floats
         for index, layer in enumerate(self._layers):
             named.update(layer.parameters(f"model.layers.{index}."))
         named.update(self._norm.parameters("model.norm"))

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from safetensors.torch import load_file, save_file
 from engine.choices import _limits_of_determinism
 from engine.config import ConfigError, resolve_checkpoint
 from engine.step_result import StepResult
+from kernels.backends import choose_backend
 from kernels.cpu import library
 from models.matrix_product import MatrixProduct
+from models.mlp import PlainMLP
 from models.residual import Residual
 from models.weight_place import WeightPlace
 from scheduler.batch import ScheduledBatch
 
+CPU = torch.device("cpu")
 Logits = dict[tuple[str, int], torch.Tensor]
 
 
@@ -155,6 +159,34 @@ def test_more_threads_than_keep_the_bits_are_left_out_with_a_warning(rig: Callab
     assert ready.warnings == ["--deterministic uses 2 of 5 threads: torch's activations depend on more"]
     assert rig(tiny_llama_dir, threads=5).ready.threads == 5
     torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_of_an_mlp_without_a_gate_has_the_same_bits_alone_where_no_vector_is_full(
+    dtype: torch.dtype, approximate: str
+) -> None:
+    """An inner size of 77: without care the last elements of all rows, taken as one, are computed otherwise."""
+    activation = "gelu" if approximate == "none" else "gelu_tanh"
+    backend, _ = choose_backend(CPU)
+    mlp = PlainMLP(64, 77, activation, backend, bias=False, dtype=dtype, device=CPU)
+    generator = torch.Generator().manual_seed(9)
+    for _, parameter in list(mlp.parameters("")):
+        parameter.view.copy_(torch.randn(parameter.shape, generator=generator) / 4)
+        assert parameter.when_filled is not None
+        parameter.when_filled()
+    x = torch.randn(40, 64, generator=generator).to(dtype)
+    whole = mlp.of_normed(Residual(x, backend), None)
+    for start, end in [(0, 2), (3, 6), (17, 22), (37, 40)]:
+        assert torch.equal(mlp.of_normed(Residual(x[start:end], backend), None), whole[start:end])
+
+
+def test_without_a_gate_two_threads_need_shares_that_end_with_a_pair_of_vectors(tiny_llama_dir: Path) -> None:
+    gated = replace(resolve_checkpoint(str(tiny_llama_dir)).read_spec(), intermediate_size=320)
+    plain = replace(gated, gated_mlp=False)
+    assert _limits_of_determinism(2, gated, CPU)[0] == 2
+    assert _limits_of_determinism(2, plain, CPU)[0] == 1
+    assert _limits_of_determinism(2, replace(plain, intermediate_size=384), CPU)[0] == 2
 
 
 def test_a_cpu_without_the_native_kernels_refuses(

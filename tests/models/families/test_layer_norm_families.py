@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
+from kernels.backends import choose_backend
+from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.registry import spec_from_config
 from models.spec import LayerSpec, NormKind, Parallel, QKNorm, RopeSpec
@@ -282,6 +285,14 @@ def test_gpt2_is_read_as_published() -> None:
     assert spec.layers == (LayerSpec(None, None),) * 12
     assert (spec.norm, spec.activation, spec.learned_positions) == (NormKind.LAYER, "gelu_tanh", True)
     assert (spec.tied_embeddings, spec.qkv_bias, spec.output_bias, spec.mlp_bias) == (True,) * 4
+
+
+def test_a_table_of_positions_is_never_quantised() -> None:
+    cpu = torch.device("cpu")
+    model = Decoder(spec_from_config(GPT2_SMALL), choose_backend(cpu)[0], dtype=torch.float32, device=cpu)
+    parameters = model.parameters()
+    assert parameters["model.embed_positions.weight"].keep is None
+    assert parameters["model.embed_tokens.weight"].keep is not None
 
 
 def test_pythia_160m_is_read_as_published() -> None:
