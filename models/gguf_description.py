@@ -9,6 +9,7 @@ from gguf.constants import GGMLQuantizationType
 
 from models.errors import CheckpointError
 from models.fields import Fields
+from models.gguf_end_tokens import turn_ends
 from models.gguf_file import GGUFFile, GGUFTensor
 from models.gguf_rope import gguf_rope_scaling
 
@@ -63,7 +64,7 @@ def gguf_values(file: GGUFFile) -> dict[str, object]:
     tokenizer = Fields(file.metadata, str(file.path))
     ids = {kind: tokenizer.token_ids(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot")}
     values["bos_token_id"] = list(ids["bos"])
-    values["eos_token_id"] = [*ids["eos"], *ids["eot"]]
+    values["eos_token_id"] = [*ids["eos"], *(ids["eot"] or turn_ends(file.metadata))]
     return values
 
 
