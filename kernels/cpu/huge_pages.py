@@ -31,22 +31,24 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
 
 
 class HugePageArena:
-    """Memory for tensors that live as long as each other, one after the other, so that small ones share huge pages.
+    """Memory for tensors that live as long as each other, so that small ones share huge pages.
 
-    Each piece keeps the memory that it was cut from.
+    A tensor goes where it fits first. Each piece keeps the memory that it was cut from.
     """
 
     CHUNK = 16 * HUGE_PAGE
 
     def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rests: list[torch.Tensor] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Uint8 [nbytes], not initialised, from a cache line on."""
         padded = -(-nbytes // CACHE_LINE) * CACHE_LINE
-        if padded > len(self._rest):
+        place = next((place for place, rest in enumerate(self._rests) if padded <= len(rest)), len(self._rests))
+        if place == len(self._rests):
             chunk = torch.empty(max(padded, self.CHUNK) + CACHE_LINE, dtype=torch.uint8)
             use_huge_pages(chunk)
-            self._rest = chunk[-chunk.data_ptr() % CACHE_LINE :]
-        taken, self._rest = self._rest[:nbytes], self._rest[padded:]
-        return taken
+            self._rests.append(chunk[-chunk.data_ptr() % CACHE_LINE :])
+        rest = self._rests[place]
+        self._rests[place] = rest[padded:]
+        return rest[:nbytes]

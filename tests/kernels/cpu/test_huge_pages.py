@@ -48,3 +48,11 @@ def test_pieces_of_an_arena_are_apart_and_begin_at_cache_lines() -> None:
         assert piece.data_ptr() % CACHE_LINE == 0
         assert len(piece) == size
         assert int((piece != number).sum()) == 0
+
+
+def test_small_tensors_fill_what_large_ones_left() -> None:
+    arena = HugePageArena()
+    most = HugePageArena.CHUNK
+    first, second, third = arena.take(most - 1000), arena.take(most - 5000), arena.take(700)
+    assert third.data_ptr() - first.data_ptr() == -(-(most - 1000) // CACHE_LINE) * CACHE_LINE
+    assert arena.take(700).data_ptr() - second.data_ptr() == -(-(most - 5000) // CACHE_LINE) * CACHE_LINE
