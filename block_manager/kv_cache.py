@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from block_manager.groups import LayerGroup, layers_per_page
-from block_manager.sizing import page_bytes
+from block_manager.sizing import page_bytes, row_scale_bytes
 
 SCALE_DTYPE = torch.float32
 
 
 def scale_bytes(dtype: torch.dtype) -> int:
     """Bytes of scale beside each key and value row: none but for the quantised, one-byte dtypes."""
-    return SCALE_DTYPE.itemsize if dtype.itemsize == 1 else 0
+    return row_scale_bytes(dtype.itemsize)
 
 
 class KVCache:

@@ -28,6 +28,11 @@ def page_bytes(
     return rows * (head_dim * element_bytes + scale_bytes)
 
 
+def row_scale_bytes(element_bytes: int) -> int:
+    """Bytes of scale beside each key and value row: a float32 for elements of one byte, which are quantised."""
+    return 4 if element_bytes == 1 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """How many tokens a pool of ``num_pages`` pages can hold.

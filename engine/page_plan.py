@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from block_manager.groups import LayerGroup, plan_groups
-from block_manager.kv_cache import KVCache, scale_bytes
-from block_manager.sizing import Capacity, page_bytes
+from block_manager.groups import LayerGroup
+from block_manager.kv_cache import KVCache
+from block_manager.sizing import Capacity
 from engine.errors import ConfigError
 from engine.machine import available_memory
 from engine.memory_budget import ALLOCATION_BYTES, MemoryBudget
+from engine.page_shape import CPU_MEMORY_SHARE, PageShape
 from models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
-
-CPU_MEMORY_SHARE = 0.4  # of what is available after the weights: the machine has other tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +35,17 @@ class PagePlan:
 
     @classmethod
     def of(cls, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> PagePlan:
-        groups = plan_groups([layer.window for layer in spec.layers])
-        return cls(groups, block_size, spec.num_kv_heads, spec.head_dim, dtype)
+        shape = PageShape.of(spec, block_size, dtype.itemsize)
+        return cls(shape.groups, block_size, shape.num_kv_heads, shape.head_dim, dtype)
 
     @property
     def page_bytes(self) -> int:
-        shape = (self.block_size, self.num_kv_heads, self.head_dim)
-        return page_bytes(self.groups, *shape, self.dtype.itemsize, scale_bytes(self.dtype))
+        return self.shape.page_bytes
+
+    @property
+    def shape(self) -> PageShape:
+        """What of it is known without torch."""
+        return PageShape(self.groups, self.block_size, self.num_kv_heads, self.head_dim, self.dtype.itemsize)
 
     def allocate(self, num_pages: int, device: torch.device) -> KVCache:
         """The tensors of ``num_pages`` pages and of the null page."""

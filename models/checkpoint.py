@@ -67,7 +67,7 @@ class Checkpoint:
         config = self.path / "config.json"
         generation = self.path / "generation_config.json"
         return spec_from_config(
-            _read_json(config), _read_json(generation) if generation.exists() else None, source=str(config)
+            read_json(config), read_json(generation) if generation.exists() else None, source=str(config)
         )
 
     def gguf_file(self) -> GGUFFile:
@@ -93,7 +93,7 @@ class Checkpoint:
         index = self.path / INDEX
         if not index.exists():
             return tuple(self.path / name for name in safetensors_of(file.name for file in self.path.iterdir()))
-        shards = _shards_of(_read_json(index), index)
+        shards = _shards_of(read_json(index), index)
         for shard in shards:
             if Path(shard).name != shard or not (self.path / shard).exists():
                 raise CheckpointError(f"{index} names the shard {shard}, which is not in {self.path}")
@@ -106,7 +106,7 @@ class Checkpoint:
         files = {path.name: SafetensorsFile(path) for path in self.weight_files()}
         index = self.path / INDEX
         if index.exists():
-            for tensor, shard in _weight_map(_read_json(index), index).items():
+            for tensor, shard in _weight_map(read_json(index), index).items():
                 if tensor not in files[shard].tensors:
                     raise CheckpointError(f"{index} names the tensor {tensor!r} in {shard}, which does not hold it")
         return tuple(files.values())
@@ -175,7 +175,7 @@ def _hub_checkpoint(name: str, hub_id: HubId, repository: HubRepository) -> Chec
     weights = files.weights
     if INDEX in descriptions:
         index = repository.download([INDEX]) / INDEX
-        weights = tuple(_shards_of(_read_json(index), index))
+        weights = tuple(_shards_of(read_json(index), index))
         if missing := [shard for shard in weights if shard not in repository.files]:
             raise (
                 CheckpointError(f"{repository} lacks {', '.join(missing)}, which its {INDEX} names")
@@ -192,7 +192,7 @@ def _describes(file: str) -> bool:
 
 def _base_model(adapter_config: Path) -> object:
     """What an adapter says it was made for."""
-    return _read_json(adapter_config).get("base_model_name_or_path")
+    return read_json(adapter_config).get("base_model_name_or_path")
 
 
 def _weight_map(index: Mapping[str, object], source: Path) -> dict[str, str]:
@@ -207,7 +207,8 @@ def _shards_of(index: Mapping[str, object], source: Path) -> list[str]:
     return list(dict.fromkeys(_weight_map(index, source).values()))
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """The JSON object in a file. Raises CheckpointError."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:

@@ -88,6 +88,19 @@ class HubRepository:
             return Path(snapshot_download(self.name, revision=self.revision, allow_patterns=[*map(_escaped, names)]))
         raise AssertionError  # what the hub answers is raised in there
 
+    def safetensors_headers(self) -> list[tuple[str, str, tuple[int, ...], int]]:
+        """Name, dtype, shape and bytes of every tensor, by the first bytes of the files; no weights are downloaded."""
+        from huggingface_hub import HfApi
+
+        with self._answers():
+            found = HfApi().get_safetensors_metadata(self.name, revision=self.revision)
+            return [
+                (name, str(one.dtype), tuple(one.shape), one.data_offsets[1] - one.data_offsets[0])
+                for file in found.files_metadata.values()
+                for name, one in file.tensors.items()
+            ]
+        raise AssertionError  # what the hub answers is raised in there
+
     def lacks(self, names: Iterable[str]) -> CheckpointError:
         """The error that ``names`` would have to be downloaded."""
         return CheckpointError(f"{', '.join(names)} of {self} is not in the cache ({self._cache}), {self.reach.value}")

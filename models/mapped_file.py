@@ -1,13 +1,14 @@
 """MappedFile: the bytes of a file in memory for as long as they are looked at.
 
-Knows nothing of formats. What is read of the map stays in this process's memory until it is released: the system would
-drop it only when memory runs short, and a loader would seem to hold the checkpoint beside the model made of it.
+Knows nothing of formats. What is touched of the map stays in this process's memory until it is released: the system
+would drop it only when memory runs short, and a loader would seem to hold the checkpoint beside the model made of it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,24 @@ class MappedFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        with self.path.open("rb") as file:
-            self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        weakref.finalize(self, os.close, self._descriptor)
+        self.buffer = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.buffer, np.uint8)
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    def read(self, part: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """A copy of ``part``, a contiguous view of ``bytes``, that is read past the map. Raises OSError."""
+        start, copy = part.ctypes.data - self.bytes.ctypes.data, np.empty(part.nbytes, np.uint8)
+        done = 0
+        while done < part.nbytes:
+            num_bytes = os.preadv(self._descriptor, [memoryview(copy[done:])], start + done)
+            if num_bytes == 0:
+                raise OSError(f"{self.path} was cut while it was read")
+            done += num_bytes
+        return copy
 
     def release(self, part: npt.NDArray[np.generic]) -> None:
         """Give back the memory of ``part``, a contiguous view of ``bytes``; touched again, it is read again."""

@@ -1,7 +1,8 @@
 """Weights of safetensors files, put straight into place with one cast, a chunk at a time.
 
-Knows types of floats, not what tensors are for. Invariant: what was read of a file is given back at once, so that
-neither the checkpoint nor a large tensor of it is ever in memory beside the model.
+Knows types of floats, not what tensors are for. Invariant: rows are read past the map, a chunk for each thread, and
+what was touched of the map is given back at once, so that neither the checkpoint nor a large tensor of it is ever in
+memory beside the model.
 """
 
 from __future__ import annotations
@@ -79,16 +80,17 @@ class _Chunk:
         return self.values.numel()
 
     def place(self) -> int:
+        values = self.values
+        if self.source is not None:  # touching the map would have the system map megabytes around it
+            values = torch.from_numpy(self.file.read(self.source)).view(values.dtype).view(values.shape)
         if self.kept is not None:
-            self.kept.pack_floats(self.first_row, self.values)
+            self.kept.pack_floats(self.first_row, values)
         else:
             assert self.view is not None
-            self.view.copy_(self.values)
+            self.view.copy_(values)
             if self.parameter.plus_one:
                 self.view.add_(1.0)
-        if self.source is not None:
-            self.file.release(self.source)
-        return self.values.nbytes
+        return values.nbytes
 
 
 def _chunks(tensors: Sequence[SafetensorsTensor], places: Places) -> Iterator[_Chunk]:

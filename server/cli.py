@@ -22,7 +22,9 @@ from server.flags import (
     DEFAULT_LORA_RANK,
     add_adapter_flags,
     add_chat_flags,
+    add_checkpoint_flags,
     add_engine_flags,
+    add_inspect_flags,
     add_log_flags,
     add_model_flags,
     add_scheduling_flags,
@@ -156,6 +158,12 @@ def _chat(parsed: argparse.Namespace, began: float) -> int:
         return run(source, system=parsed.system, choices=choices)
 
 
+def _inspect(parsed: argparse.Namespace, began: float) -> int:
+    from server.inspection.command import run
+
+    return run(parsed)
+
+
 def _model_choices(parsed: argparse.Namespace) -> dict[str, Any]:
     names = (
         "model",
@@ -281,6 +289,16 @@ def _parser() -> argparse.ArgumentParser:
     add_engine_flags(chat)
     add_scheduling_flags(chat)
     chat.set_defaults(run=_chat, lora_modules=[], max_lora_rank=DEFAULT_LORA_RANK)
+    inspect = commands.add_parser(
+        "inspect",
+        help="say what a model is, and how many tokens and sequences of it fit into a memory, without loading it",
+        description="Say what a model is, and how many tokens and sequences of it fit into a memory. Reads descriptions"
+        " and headers of files, no weights; of a model on the hub nothing else is downloaded.",
+        formatter_class=_Help,
+    )
+    add_checkpoint_flags(inspect)
+    add_inspect_flags(inspect)
+    inspect.set_defaults(run=_inspect)
     commands.add_parser(
         "simulate", help="run a trace of requests without a model: how many pages, how long a queue", add_help=False
     )

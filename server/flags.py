@@ -1,4 +1,4 @@
-"""The flags of `octavo serve`, `octavo batch` and `octavo chat`, in their groups.
+"""The flags of `octavo serve`, `octavo batch`, `octavo chat` and `octavo inspect`, in their groups.
 
 Knows names, types, defaults and help; what the values must be is checked where they are used. Imports nothing heavy.
 """
@@ -6,6 +6,7 @@ Knows names, types, defaults and help; what the values must be is checked where 
 from __future__ import annotations
 
 import argparse
+import re
 
 DEFAULT_PORT = 8000
 DEFAULT_LORA_RANK = 64
@@ -13,8 +14,8 @@ API_KEY_VARIABLE = "OCTAVO_API_KEY"
 ADMIN_KEY_VARIABLE = "OCTAVO_ADMIN_KEY"
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """MODEL, and how it is called and asked."""
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """MODEL, and where it is found; the group, for more."""
     parser.add_argument(
         "model",
         nargs="?",
@@ -23,11 +24,17 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "model of several); without it, the demo model of octavo[demo]",
     )
     flags = parser.add_argument_group("model")
-    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
     flags.add_argument("--revision", help="branch, tag or commit of a hub id")
     flags.add_argument(
         "--offline", action="store_true", help="take a hub id from the cache alone; HF_HUB_OFFLINE=1 means the same"
     )
+    return flags
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """MODEL, and how it is called and asked."""
+    flags = add_checkpoint_flags(parser)
+    flags.add_argument("--served-model-name", metavar="NAME", help="name in the API (default: from MODEL)")
     flags.add_argument(
         "--chat-template",
         metavar="FILE",
@@ -162,6 +169,34 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--temperature", type=float, metavar="T", help="0 for the most likely words")
     flags.add_argument("--top-p", type=float, metavar="P", help="share of probability that tokens are drawn from")
     flags.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+
+
+def add_inspect_flags(parser: argparse.ArgumentParser) -> None:
+    flags = parser.add_argument_group("memory")
+    flags.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="memory for weights and KV pages, such as 24GB, 80GiB or bytes (default: what this machine has free)",
+    )
+    flags.add_argument(
+        "--kv-cache-memory-bytes", type=int, metavar="N", help="bytes of KV pages alone, as for a server"
+    )
+    flags.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help="dtype of KV pages: one of a server's, or auto for all",
+    )
+    flags.add_argument(
+        "--lengths",
+        type=_lengths,
+        metavar="N1,N2,...",
+        help="tokens of sequences (default: 1024,8192,32768, as far as the context goes)",
+    )
+    flags.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens in one KV page")
+    flags.add_argument("--max-model-len", type=int, metavar="N", help="longest context (default: the model's)")
+    flags.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -315,6 +350,23 @@ def _named_path(text: str) -> tuple[str, str]:
     if not is_there:
         raise argparse.ArgumentTypeError(f"{text}: must be NAME=PATH")
     return name, path
+
+
+def _size(text: str) -> int:
+    """Bytes in a number with a unit, for argparse."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text}: must be a size such as 24GB, 80GiB or 1000000")
+    power = " KMGT".index(found[2].upper() or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas, for argparse."""
+    lengths = tuple(int(part) for part in text.split(",") if part.strip().isdecimal())
+    if len(lengths) != len(text.split(",")) or 0 in lengths:
+        raise argparse.ArgumentTypeError(f"{text}: must be numbers of tokens separated by commas")
+    return lengths
 
 
 def _weights(text: str) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from models.checkpoint import Checkpoint, CheckpointFormat, resolve_checkpoint
+from models.description import describe
 from models.errors import CheckpointError
 from models.hub import HubId
 from models.lora_source import find_adapter
@@ -271,3 +272,28 @@ def test_the_environment_says_where_the_hub_and_its_cache_are(hub: HubStandIn, t
     assert resolve(HF_HUB_OFFLINE="1").stdout.strip() == str(path)
     elsewhere = resolve(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "other")).stderr
     assert f"is not in the cache ({tmp_path / 'other' / 'hub'}), and HF_HUB_OFFLINE allows no download" in elsewhere
+
+
+def test_a_model_is_described_by_headers_alone(hub: HubStandIn, tiny_llama_dir: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_llama_dir.iterdir()}
+    files |= {"chat_template.jinja": b"{{ messages }}", "model.safetensors": files["model.safetensors"] + bytes(10**6)}
+    hub.repositories["org/model"] = Repository({"main": files})
+
+    found = describe("org/model")
+
+    expected = describe(str(tiny_llama_dir))
+    assert (found.name, found.spec, found.weights) == ("org/model", expected.spec, expected.weights)
+    assert (found.tokenizer, found.has_chat_template) == ("tokenizer.json", True)
+    assert "tokenizer.json" not in hub.downloaded()
+    ranges = [span for method, path, span in hub.asked if method == "GET" and path.endswith("model.safetensors")]
+    assert ranges == ["bytes=0-100000"]
+    hub.repositories.clear()
+    with pytest.raises(CheckpointError, match="org/model is neither a local path nor on the hub"):
+        describe("org/model")
+
+
+def test_a_gguf_model_of_the_hub_is_described_once_it_is_here(hub: HubStandIn) -> None:
+    add(hub, "m-Q8_0.gguf")
+    with pytest.raises(CheckpointError, match=r"org/model is a GGUF model that is not in the cache"):
+        describe("org/model")
+    assert hub.downloaded() == set()
