@@ -21,6 +21,7 @@ from models.norms import Norm
 from models.parameter import NamedParameters, Parameter
 from models.residual import Residual
 from models.router import Router
+from models.shared_expert import SharedExpert
 from models.spec import ExpertsSpec, ModelSpec
 from models.weight_place import WeightPlace
 
@@ -57,14 +58,21 @@ class Experts:
             else StackedExperts(spec, experts, backend, product, dtype=dtype, device=device)
         )
 
+        self._shared = (
+            None
+            if experts.shared_size is None
+            else SharedExpert(spec, experts.shared_size, backend, dtype=dtype, device=device)
+        )
+
     def of_normed(self, residual: Residual, norm: Norm | None) -> torch.Tensor:
         """The block's output for the normed hidden states."""
         x = residual.total() if norm is None else residual.normed(norm)
-        return self._mlps(x, *self._router(x))
+        output = self._mlps(x, *self._router(x))
+        return output if self._shared is None else output + self._shared(x)
 
     @property
     def nbytes(self) -> int:
-        return self._router.nbytes + self._mlps.nbytes
+        return self._router.nbytes + self._mlps.nbytes + (0 if self._shared is None else self._shared.nbytes)
 
     def projections(self, prefix: str) -> Projections:
         """None: an adapter of an expert would have to follow its rows through the router's choice."""
@@ -73,6 +81,8 @@ class Experts:
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._router.parameters(prefix)
         yield from self._mlps.parameters(f"{prefix}experts.")
+        if self._shared is not None:
+            yield from self._shared.parameters(prefix)
 
 
 class SingleExperts:

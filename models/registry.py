@@ -21,6 +21,7 @@ from models.families.gpt2 import GPT2
 from models.families.gpt_neox import GPT_NEOX
 from models.families.gpt_oss import GPT_OSS
 from models.families.granite import GRANITE
+from models.families.granite_moe import GRANITE_MOE
 from models.families.llama import LLAMA
 from models.families.mistral import MISTRAL
 from models.families.mixtral import MIXTRAL
@@ -30,6 +31,7 @@ from models.families.olmoe import OLMOE
 from models.families.phi import PHI
 from models.families.phi3 import PHI3
 from models.families.qwen2 import QWEN2
+from models.families.qwen2_moe import QWEN2_MOE
 from models.families.qwen3 import QWEN3
 from models.families.qwen3_moe import QWEN3_MOE
 from models.families.rope import check_rope
@@ -52,6 +54,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_MOE,
     OLMOE,
     GPT_OSS,
+    QWEN2_MOE,
+    GRANITE_MOE,
     GEMMA,
     GEMMA2,
     GEMMA3,

@@ -104,7 +104,7 @@ class ExpertsSpec:
     """A mixture of experts: each token goes to the ``per_token`` likeliest by the router's softmax, with these weights.
 
     ``is_normalised``: the weights of those that were chosen are scaled to sum to 1. ``has_bias``: of the router and of
-    the experts.
+    the experts. ``shared_size``: inner size of one more that every token goes to, if there is one.
     """
 
     num_experts: int
@@ -112,6 +112,7 @@ class ExpertsSpec:
     intermediate_size: int
     is_normalised: bool
     has_bias: bool = False
+    shared_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +164,11 @@ class ModelSpec:
     @property
     def inner_sizes(self) -> frozenset[int]:
         """Those of the MLPs and experts that its layers have."""
-        sizes = {False: self.intermediate_size}
+        sizes = {False: {self.intermediate_size}}
         if self.experts is not None:
-            sizes[True] = self.experts.intermediate_size
-        return frozenset(sizes[layer.is_sparse] for layer in self.layers)
+            shared = self.experts.shared_size
+            sizes[True] = {self.experts.intermediate_size, *([] if shared is None else [shared])}
+        return frozenset(size for layer in self.layers for size in sizes[layer.is_sparse])
 
     def for_length(self, max_length: int) -> ModelSpec:
         """The same model for a server of up to ``max_length`` tokens, where a rope rule asks for that; see RopeSpec."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from models.fields import Fields
 from models.spec import ExpertsSpec, ModelSpec
@@ -18,6 +19,21 @@ def read_experts(fields: Fields, intermediate_size: int, *, is_normalised: bool,
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is {per_token}, more than there are experts: {count}")
     return ExpertsSpec(count, per_token, intermediate_size, is_normalised, has_bias)
+
+
+def all_sparse(spec: ModelSpec) -> ModelSpec:
+    """``spec`` with a mixture in every layer."""
+    return replace(spec, layers=tuple(replace(layer, is_sparse=True) for layer in spec.layers))
+
+
+def with_sparse_steps(spec: ModelSpec, fields: Fields) -> ModelSpec:
+    """``spec`` with mixtures where Qwen's ``decoder_sparse_step`` and ``mlp_only_layers`` have them."""
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.layer_numbers("mlp_only_layers")
+    layers = (
+        replace(layer, is_sparse=(index + 1) % step == 0 and index not in dense)
+        for index, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
 
 
 def each_expert(name: str) -> Cut:

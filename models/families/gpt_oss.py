@@ -14,11 +14,11 @@ from models.families.family import Family, Values
 from models.families.llama import read_llama
 from models.families.names import ATTENTION, GGUF_ATTENTION, NORMS_BEFORE, TOP, gguf_names
 from models.families.rope import read_rope
+from models.families.windows import FULL, SLIDING, read_windows
 from models.fields import Fields
 from models.spec import LayerSpec, ModelSpec
 from models.tensor_names import Cut, Placement, TensorNames
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 _THETA = 150_000.0
 
 
@@ -27,14 +27,11 @@ def _read(fields: Fields) -> ModelSpec:
     fields.refuse_unless("swiglu_alpha", 1.702)
     spec = read_llama(fields.without("num_local_experts", "sliding_window", "layer_types", "rope_scaling"))
     rope = read_rope(fields, default_theta=_THETA, head_dim=spec.head_dim)
-    window = fields.integer("sliding_window")
-    kinds = fields.layer_kinds("layer_types", (_SLIDING, _FULL))
-    if kinds is None:
-        kinds = [_FULL if index % 2 else _SLIDING for index in range(fields.layer_count())]
+    windows = read_windows(fields, [FULL if index % 2 else SLIDING for index in range(fields.layer_count())])
     is_packed = fields.get("quantization_config") is not None
     return replace(
         spec,
-        layers=tuple(LayerSpec(window if kind == _SLIDING else None, rope, is_sparse=True) for kind in kinds),
+        layers=tuple(LayerSpec(window, rope, is_sparse=True) for window in windows),
         activation="swiglu_oai",
         has_sinks=True,
         experts=read_experts(fields, spec.intermediate_size, is_normalised=True, has_bias=True),

@@ -19,7 +19,8 @@ from models.fields import Fields
 from models.spec import ModelSpec
 
 
-def _read(fields: Fields) -> ModelSpec:
+def read_granite(fields: Fields) -> ModelSpec:
+    """A Granite, with experts or without."""
     spec = read_llama(fields.without("sliding_window"))
     return replace(
         spec,
@@ -33,7 +34,7 @@ def _read(fields: Fields) -> ModelSpec:
 GRANITE = Family(
     "granite",
     architectures=("GraniteForCausalLM",),
-    read=_read,
+    read=read_granite,
     names=LLAMA_NAMES,
     gguf_architectures=("granite",),
     gguf_names=gguf_names(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import GGUF_EXPERTS, each_expert, gate_and_up, read_experts
+from models.families.experts import GGUF_EXPERTS, all_sparse, each_expert, gate_and_up, read_experts
 from models.families.family import Family, Values
 from models.families.llama import read_llama
 from models.families.names import (
@@ -37,10 +37,9 @@ _OLD_GGUF_EXPERTS = {
 
 
 def _read(fields: Fields) -> ModelSpec:
-    spec = read_llama(fields.without("num_local_experts"))
+    spec = all_sparse(read_llama(fields.without("num_local_experts")))
     return replace(
         spec,
-        layers=tuple(replace(layer, is_sparse=True) for layer in spec.layers),
         experts=read_experts(fields, spec.intermediate_size, is_normalised=True),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import EXPERTS, GGUF_EXPERTS, read_experts
+from models.families.experts import EXPERTS, GGUF_EXPERTS, all_sparse, read_experts
 from models.families.family import Family
 from models.families.llama import read_llama
 from models.families.names import (
@@ -24,12 +24,11 @@ from models.tensor_names import TensorNames
 
 def _read(fields: Fields) -> ModelSpec:
     fields.refuse_unless("clip_qkv", 0.0)
-    spec = read_llama(fields.without("num_local_experts"))
+    spec = all_sparse(read_llama(fields.without("num_local_experts")))
     return replace(
         spec,
         norm_eps=fields.number("rms_norm_eps", 1e-5),
         qk_norm=QKNorm.ALL_HEADS,
-        layers=tuple(replace(layer, is_sparse=True) for layer in spec.layers),
         experts=read_experts(
             fields, spec.intermediate_size, is_normalised=fields.flag("norm_topk_prob", default=False)
         ),

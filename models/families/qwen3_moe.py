@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.families.experts import EXPERTS, GGUF_EXPERTS, read_experts
+from models.families.experts import EXPERTS, GGUF_EXPERTS, read_experts, with_sparse_steps
 from models.families.family import Family, Values
 from models.families.llama import read_llama
 from models.families.names import (
@@ -27,14 +27,9 @@ from models.tensor_names import TensorNames
 def _read(fields: Fields) -> ModelSpec:
     fields.refuse_unless("use_sliding_window", False)
     spec = read_llama(fields.without("sliding_window", "num_local_experts"))
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.layer_numbers("mlp_only_layers")
     return replace(
-        spec,
+        with_sparse_steps(spec, fields),
         qk_norm=QKNorm.HEAD,
-        layers=tuple(
-            replace(layer, is_sparse=(index + 1) % step == 0 and index not in dense)
-            for index, layer in enumerate(spec.layers)
-        ),
         experts=read_experts(
             fields, fields.integer("moe_intermediate_size"), is_normalised=fields.flag("norm_topk_prob", default=False)
         ),

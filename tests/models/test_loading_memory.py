@@ -31,12 +31,13 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Llama."""
+    """Of a Llama, or of a Mixtral."""
 
     hidden: int
     inner: int
     layers: int
     vocabulary: int
+    experts: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Its tensors."""
@@ -48,14 +49,19 @@ class Size:
         for layer in range(self.layers):
             prefix = f"model.layers.{layer}."
             found |= {f"{prefix}self_attn.{name}_proj.weight": (self.hidden, self.hidden) for name in "qkvo"}
-            found |= {f"{prefix}mlp.{name}_proj.weight": (self.inner, self.hidden) for name in ("gate", "up")}
-            found[f"{prefix}mlp.down_proj.weight"] = (self.hidden, self.inner)
+            stack, mlp = ((self.experts,), "mlp.experts") if self.experts else ((), "mlp")
+            found |= {f"{prefix}{mlp}.{name}_proj.weight": (*stack, self.inner, self.hidden) for name in ("gate", "up")}
+            found[f"{prefix}{mlp}.down_proj.weight"] = (*stack, self.hidden, self.inner)
+            if self.experts:
+                found[f"{prefix}mlp.gate.weight"] = (self.experts, self.hidden)
             found |= {f"{prefix}{name}_layernorm.weight": (self.hidden,) for name in ("input", "post_attention")}
         return found
 
 
 LARGE = Size(hidden=1024, inner=2816, layers=14, vocabulary=4096)  # 188 million parameters
 SMALL = Size(hidden=128, inner=256, layers=1, vocabulary=512)
+LARGE_MIXTURE = Size(hidden=1024, inner=352, layers=14, vocabulary=4096, experts=8)  # as many, but for the routers
+SMALL_MIXTURE = Size(hidden=128, inner=256, layers=1, vocabulary=512, experts=4)
 
 
 def write_safetensors(directory: Path, size: Size) -> Path:
@@ -90,6 +96,9 @@ def write_gguf(path: Path, size: Size) -> Path:
     writer.add_feed_forward_length(size.inner)
     writer.add_head_count(size.hidden // ROWS_OF_HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
+    if size.experts:
+        writer.add_expert_count(size.experts)
+        writer.add_expert_used_count(2)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, size.layers)
     random = np.random.default_rng(1)
     block = np.dtype([("scale", "<f2"), ("codes", "i1", 32)])
@@ -98,10 +107,10 @@ def write_gguf(path: Path, size: Size) -> Path:
         if len(shape) == 1:
             writer.add_tensor(gguf_name, np.ones(shape, np.float32))
             continue
-        blocks = np.zeros((shape[0], shape[1] // 32), block)
+        blocks = np.zeros((*shape[:-1], shape[-1] // 32), block)
         blocks["scale"] = 0.01
         blocks["codes"] = random.integers(-127, 128, (*blocks.shape, 32), np.int8)
-        rows = blocks.view(np.uint8).reshape(shape[0], -1)
+        rows = blocks.view(np.uint8).reshape(*shape[:-1], -1)
         writer.add_tensor(gguf_name, rows, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -162,5 +171,18 @@ def test_a_gguf_file_takes_the_memory_of_the_model_and_a_tenth(
     gguf_models: Models, dtype: str, quantization: str, bytes_per_weight: float
 ) -> None:
     found = measured(gguf_models, dtype, quantization)
+    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.2
+    assert found["peak"] <= found["weights"] * MARGIN, found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "bytes_per_weight"),
+    [("float32", "auto", 1), ("bfloat16", "none", 2)],
+)
+def test_stacks_of_experts_take_the_memory_of_the_model_and_a_tenth(
+    tmp_path: Path, dtype: str, quantization: str, bytes_per_weight: float
+) -> None:
+    large, small = (write_gguf(tmp_path / f"{size.hidden}.gguf", size) for size in (LARGE_MIXTURE, SMALL_MIXTURE))
+    found = measured(Models(large, small), dtype, quantization)
     assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.2
     assert found["peak"] <= found["weights"] * MARGIN, found

@@ -105,7 +105,11 @@ def _stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
     stacked: dict[str, Array] = {}
     experts: dict[str, dict[int, Array]] = {}
     for name, values in tensors.items():
-        if (match := _EXPERT.fullmatch(name)) is None:
+        if name.endswith("block_sparse_moe.input_linear.weight"):  # Granite's
+            layer = name.partition(".block_sparse_moe")[0]
+            for part, rows in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
+                stacked[f"{layer}.mlp.experts.{part}.weight"] = rows
+        elif (match := _EXPERT.fullmatch(name)) is None:
             stacked[name] = values
         else:
             layer, number, part = match.groups()

@@ -1,4 +1,4 @@
-"""Mixtral, Qwen 3 with experts and OLMoE give what transformers' classes of these names give."""
+"""Mixtral, OLMoE, and Qwen 2, Qwen 3 and Granite with experts give what transformers' classes of these names give."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ QWEN3 = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
 }
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.5,
+}
 OLMOE = {"num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 3}
 CASES = {
     case.name: case
@@ -34,9 +40,15 @@ CASES = {
         ),
         FamilyCase("olmoe", "olmoe", OLMOE),
         FamilyCase("olmoe normalised", "olmoe", OLMOE | {"norm_topk_prob": True, "num_key_value_heads": 4}),
+        FamilyCase(
+            "qwen2 with a shared expert",
+            "qwen2_moe",
+            QWEN3 | {"head_dim": None, "shared_expert_intermediate_size": 56, "mlp_only_layers": [0]},
+        ),
+        FamilyCase("granite", "granitemoe", MIXTRAL | GRANITE),
     ]
 }
-GGUF = {"mixtral": "llama", "qwen3 normalised": "qwen3moe", "olmoe": "olmoe"}
+GGUF = {"mixtral": "llama", "granite": "granitemoe", "qwen3 normalised": "qwen3moe", "olmoe": "olmoe"}
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +77,15 @@ def gguf_of(directory: Path, name: str, path: Path) -> Path:
     keys = {"expert_count": experts, "expert_used_count": case["num_experts_per_tok"]}
     if "moe_intermediate_size" in case:
         keys["expert_feed_forward_length"] = case["moe_intermediate_size"]
-    if GGUF[name] == "llama":
-        return write_gguf(directory, path, "llama", change=interleaved_heads, keys=keys)
+    if GGUF[name] == "granitemoe":
+        keys |= {
+            "embedding_scale": 6.0,
+            "attention.scale": 0.2,
+            "residual_scale": 0.6,
+            "logit_scale": 1.5,
+        }
+    if GGUF[name] in ("llama", "granitemoe"):
+        return write_gguf(directory, path, GGUF[name], change=interleaved_heads, keys=keys)
     return write_gguf(directory, path, GGUF[name], keys=keys)
 
 
