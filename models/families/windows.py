@@ -11,10 +11,12 @@ from models.spec import ModelSpec
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_windows(fields: Fields, default_kinds: Sequence[str]) -> list[int | None]:
+def read_windows(fields: Fields, default_kinds: Sequence[str], default_window: int | None = None) -> list[int | None]:
     """The window of each layer, whose kinds are ``layer_types`` or, without that, ``default_kinds``."""
     kinds = fields.layer_kinds("layer_types", (SLIDING, FULL)) or default_kinds
-    window = fields.integer("sliding_window") if SLIDING in kinds else None
+    window = fields.optional_integer("sliding_window") or default_window
+    if window is None and SLIDING in kinds:
+        window = fields.integer("sliding_window")  # which says that it is missing
     return [window if kind == SLIDING else None for kind in kinds]
 
 
