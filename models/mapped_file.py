@@ -38,7 +38,7 @@ class MappedFile:
         start, copy = part.ctypes.data - self.bytes.ctypes.data, np.empty(part.nbytes, np.uint8)
         done = 0
         while done < part.nbytes:
-            num_bytes = os.preadv(self._descriptor, [memoryview(copy[done:])], start + done)
+            num_bytes = os.preadv(self._descriptor, [copy.data[done:]], start + done)
             if num_bytes == 0:
                 raise OSError(f"{self.path} was cut while it was read")
             done += num_bytes
