@@ -13,7 +13,7 @@ from kernels.backends import choose_backend
 from models.checkpoint import resolve_checkpoint
 from models.decoder import Decoder
 from models.loader import load_model
-from models.lora import LoraRows
+from models.lora import LoraDeltas, LoraRows, LoraWeights
 from models.lora_file import read_adapter
 from models.registry import family_of
 from models.weight_forms import Quantization, WeightForms
@@ -190,3 +190,17 @@ def test_a_removed_adapter_changes_nothing_any_more(
     )
     [plain] = paged_logits(model, PROMPTS[:1], ALL_ROWS[:1], chunk=100, dtype=torch.float32)
     assert torch.equal(logits, plain)
+
+
+def test_a_lone_row_has_the_bits_that_it_has_among_others() -> None:
+    generator = torch.Generator().manual_seed(6)
+    columns = 2048  # where a product of one row adds up in another order than one of more
+    a, b, x = (torch.randn(*shape, generator=generator) for shape in ((8, columns), (64, 8), (40, columns)))
+    deltas = LoraDeltas(None)
+    deltas.add(1, [(0, LoraWeights(a, b))])
+    together, alone = torch.zeros(40, 64), torch.zeros(40, 64)
+    deltas.add_to(together, 1, slice(0, 40), x)
+    for row in range(40):
+        deltas.add_to(alone, 1, slice(row, row + 1), x[row : row + 1])
+    assert torch.equal(alone, together)
+    torch.testing.assert_close(together, x @ a.T @ b.T, atol=1e-2, rtol=1e-4)
