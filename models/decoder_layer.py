@@ -67,7 +67,7 @@ class DecoderLayer:
     ) -> None:
         states = residual
         if self._shared_norm is not None:
-            states = Residual(residual.normed(self._shared_norm), self._backend)
+            states = Residual(residual.normed(self._shared_norm), self._backend, adapters=residual.adapters)
         attended = self._attention.of_normed(states, self._attention_norm, rotation, paged, scales)
         if self._is_parallel:
             transformed = self._mlp.of_normed(states, self._mlp_norm)

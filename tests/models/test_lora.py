@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ from kernels.backends import choose_backend
 from models.checkpoint import resolve_checkpoint
 from models.decoder import Decoder
 from models.loader import load_model
-from models.lora import LoraDeltas, LoraRows, LoraWeights
+from models.lora import LoraAdapter, LoraDeltas, LoraRows, LoraWeights
 from models.lora_file import read_adapter
 from models.registry import family_of
+from models.spec import Parallel
 from models.weight_forms import Quantization, WeightForms
 from tests.lora_adapters import ATTENTION, MLP, merged_model, write_adapter
 
@@ -204,3 +206,38 @@ def test_a_lone_row_has_the_bits_that_it_has_among_others() -> None:
         deltas.add_to(alone, 1, slice(row, row + 1), x[row : row + 1])
     assert torch.equal(alone, together)
     torch.testing.assert_close(together, x @ a.T @ b.T, atol=1e-2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parallel", list(Parallel))
+@pytest.mark.parametrize("gated", [True, False])
+def test_every_layout_of_a_layer_takes_adapters(
+    tiny_llama_dir: Path, paged_logits: LogitsOf, parallel: Parallel, gated: bool
+) -> None:
+    spec = resolve_checkpoint(str(tiny_llama_dir)).read_spec()
+    spec = replace(spec, parallel=parallel, gated_mlp=gated, activation="silu" if gated else "gelu_tanh")
+    backend, _ = choose_backend(CPU)
+    generator = torch.Generator().manual_seed(8)
+    plain, merged = (Decoder(spec, backend, dtype=torch.float32, device=CPU) for _ in range(2))
+    adapted = {
+        name: LoraWeights(
+            torch.randn(4, place.columns, generator=generator) * place.columns**-0.5,
+            torch.randn(place.outputs, 4, generator=generator) * 0.5,
+        )
+        for name, place in plain.projections().items()
+    }
+    values = {
+        name: torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
+        for name, parameter in plain.parameters().items()
+    }
+    for model in (plain, merged):
+        parameters = model.parameters()
+        for name, parameter in parameters.items():
+            weights = adapted.get(name.removesuffix(".weight")) if model is merged else None
+            parameter.view.copy_(values[name] if weights is None else values[name] + weights.b @ weights.a)
+        for when_filled in {parameter.when_filled for parameter in parameters.values()} - {None}:
+            when_filled()
+    plain.add_adapter(1, LoraAdapter(adapted, "digest"))
+    prompts, rows = PROMPTS[:1], ALL_ROWS[:1]
+    [logits] = paged_logits(WithAdapters(plain, [1], prompts), prompts, rows, chunk=100, dtype=torch.float32)
+    [expected] = paged_logits(merged, prompts, rows, chunk=100, dtype=torch.float32)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
