@@ -159,7 +159,7 @@ def test_safetensors_take_the_memory_of_the_model_and_a_tenth(
     safetensors_models: Models, dtype: str, quantization: str, bytes_per_weight: float
 ) -> None:
     found = measured(safetensors_models, dtype, quantization)
-    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.2
+    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.4
     assert found["peak"] <= found["weights"] * MARGIN, found
     assert found["after"] >= found["weights"] * 0.95, found
 
@@ -171,7 +171,7 @@ def test_a_gguf_file_takes_the_memory_of_the_model_and_a_tenth(
     gguf_models: Models, dtype: str, quantization: str, bytes_per_weight: float
 ) -> None:
     found = measured(gguf_models, dtype, quantization)
-    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.2
+    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.4
     assert found["peak"] <= found["weights"] * MARGIN, found
 
 
@@ -184,5 +184,5 @@ def test_stacks_of_experts_take_the_memory_of_the_model_and_a_tenth(
 ) -> None:
     large, small = (write_gguf(tmp_path / f"{size.hidden}.gguf", size) for size in (LARGE_MIXTURE, SMALL_MIXTURE))
     found = measured(Models(large, small), dtype, quantization)
-    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.2
+    assert bytes_per_weight * 0.95 < found["weights"] / 188_249_088 < bytes_per_weight * 1.4
     assert found["peak"] <= found["weights"] * MARGIN, found
