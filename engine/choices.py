@@ -72,7 +72,7 @@ class Choices:
             max_model_len=max_model_len,
             backend=backend,
             forms=forms,
-            warnings=(*warnings, *_check_columns(forms, spec), *_check_experts(forms, spec, backend)),
+            warnings=(*warnings, *_check_columns(forms, spec), *_check_experts(forms, checkpoint, spec, backend)),
         )
 
     @property
@@ -128,11 +128,13 @@ def _check_columns(forms: WeightForms | None, spec: ModelSpec) -> list[str]:
     return [f"{found}into groups of 32, and stay floats"]
 
 
-def _check_experts(forms: WeightForms | None, spec: ModelSpec, backend: AttentionBackend) -> list[str]:
-    """Warn of experts that can't be quantised as asked: where they are multiplied in one stack, that is of floats."""
-    if forms is None or forms.keeps_stored or spec.experts is None or backend.expert_product is None:
+def _check_experts(
+    forms: WeightForms | None, checkpoint: Checkpoint, spec: ModelSpec, backend: AttentionBackend
+) -> list[str]:
+    """Warn of experts in fewer bits that become floats: where they are multiplied in one stack, that is of floats."""
+    if spec.experts is None or backend.expert_product is None or not _has_quantised(forms, checkpoint, spec):
         return []
-    return [f"--quantization {forms.quantization.value}: experts stay floats on this device, which has no kernels yet"]
+    return ["experts are floats on this device, which has no kernels yet for stacks of them in fewer bits"]
 
 
 def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) -> tuple[int, list[str]]:

@@ -15,7 +15,7 @@ from engine.startup import StageTimes, build_engine
 from kernels.cpu.backend import NativeBackend, TorchBackend
 from kernels.cpu.library import NativeLibrary
 from models.spec import ModelSpec
-from models.weight_forms import Quantization
+from models.weight_forms import Quantization, WeightForms
 
 
 @pytest.mark.parametrize("directory", ["tiny_llama_dir", "tiny_gemma3_dir", "tiny_mixtral_dir"])
@@ -72,17 +72,21 @@ def test_columns_of_experts_count_where_layers_have_them(tiny_mixtral_dir: Path)
     assert "matrices of 72, 100 columns" in warning
 
 
-def test_experts_that_stay_floats_are_told(tiny_mixtral_dir: Path, tiny_llama_dir: Path) -> None:
+def test_experts_that_become_floats_are_told(tiny_mixtral_dir: Path, tiny_llama_dir: Path) -> None:
     backend = NativeBackend(NativeLibrary())
     stacking = SimpleNamespace(expert_product=lambda *args: None)
-    forms = choose_forms("int8", backend)
-    mixture, dense = (resolve_checkpoint(str(path)).read_spec() for path in (tiny_mixtral_dir, tiny_llama_dir))
-    assert _check_experts(forms, mixture, stacking) == [
-        "--quantization int8: experts stay floats on this device, which has no kernels yet"
+    forms, stored = choose_forms("int8", backend), choose_forms("auto", backend)
+
+    def told(forms: WeightForms | None, model: Path, backend: object) -> list[str]:
+        checkpoint = resolve_checkpoint(str(model))
+        return _check_experts(forms, checkpoint, checkpoint.read_spec(), backend)
+
+    assert told(forms, tiny_mixtral_dir, stacking) == [
+        "experts are floats on this device, which has no kernels yet for stacks of them in fewer bits"
     ]
-    assert _check_experts(forms, mixture, backend) == []
-    assert _check_experts(forms, dense, stacking) == []
-    assert _check_experts(choose_forms("auto", backend), mixture, stacking) == []
+    assert told(forms, tiny_mixtral_dir, backend) == []
+    assert told(forms, tiny_llama_dir, stacking) == []
+    assert told(stored, tiny_mixtral_dir, stacking) == []  # nothing in its files is in fewer bits
 
 
 def test_int8_takes_about_a_byte_for_each_weight_of_an_expert(rig: Callable, tiny_mixtral_dir: Path) -> None:
