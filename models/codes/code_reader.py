@@ -18,7 +18,7 @@ Sources: the AutoGPTQ, AutoAWQ and compressed-tensors projects, and transformers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -47,6 +47,8 @@ _SUFFIXES = {
 }
 _IGNORED = ("k_scale", "v_scale", "q_scale", "k_proj.output_scale", "v_proj.output_scale")
 _FP8_BLOCK = 128
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.uint8, torch.int8, torch.int32, torch.int64)
 
 
 class CodeReader:
@@ -71,11 +73,12 @@ class CodeReader:
 
         Raises CheckpointError, with the name, where they do not fit together.
         """
+        self._check_values(name, parts)
         try:
             return self._read(parts)
         except KeyError as error:
             raise CheckpointError(f"the coded weight {name!r} lacks its tensor {error}") from None
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError):
             shapes = ", ".join(f"{part} {tuple(values.shape)}" for part, values in parts.items())
             raise CheckpointError(f"the tensors of the coded weight {name!r} do not fit together: {shapes}") from None
 
@@ -88,10 +91,41 @@ class CodeReader:
         except (KeyError, IndexError, ZeroDivisionError):
             raise CheckpointError(f"the coded weight {name!r} lacks some of its tensors") from None
 
-    def order(self, parts: Parts) -> torch.Tensor | None:
-        """See `CodedWeight.order`."""
-        groups = parts.get("g_idx", parts.get("weight_g_idx"))
-        return None if groups is None else _order(groups)
+    def order(self, name: str, parts: Parts) -> torch.Tensor | None:
+        """See `CodedWeight.order`, of the matrix ``name``. Raises CheckpointError."""
+        groups = _groups_of_columns(parts)
+        if groups is None:
+            return None
+        try:
+            return _order(groups, self._columns(parts), self._num_groups(parts))
+        except (KeyError, IndexError, ValueError):
+            raise CheckpointError(
+                f"the coded weight {name!r} has an index that does not give each group equally many columns"
+            ) from None
+
+    def _check_values(self, name: str, parts: Parts) -> None:
+        """Refuse what would be read as other numbers than it was meant as, or has none."""
+        for ending, values in parts.items():
+            where = f"the tensor {name + '.' + ending!r}"
+            if values.dtype not in self._types(ending):
+                raise CheckpointError(f"{where} is stored as {str(values.dtype).removeprefix('torch.')}")
+            is_damaged = values.view(torch.uint8) & 0x7F == 0x7F if values.dtype == torch.float8_e4m3fn else None
+            if is_damaged is None and values.is_floating_point():
+                is_damaged = ~values.isfinite()
+            if is_damaged is not None and bool(is_damaged.any()):
+                raise CheckpointError(f"{where} has values that are no finite numbers")
+
+    def _types(self, ending: str) -> Sequence[torch.dtype]:
+        """Those in which the tensors with this ``ending`` come."""
+        if ending in ("blocks", "weight_shape") or ending.endswith("g_idx"):
+            return _WHOLE
+        if ending == "weight":
+            return (torch.float8_e4m3fn,) if self.codes.form is CodesForm.FP8 else (torch.int8,)
+        if ending in ("qweight", "qzeros", "weight_packed", "weight_zero_point") and self.codes.is_packed:
+            return (torch.int32,)
+        if self.codes.method is CodesMethod.MXFP4 or ending.endswith("zero_point"):
+            return _WHOLE
+        return _FLOATS
 
     def _columns(self, parts: Parts) -> int:
         if self.codes.method is CodesMethod.GPTQ:
@@ -113,12 +147,12 @@ class CodeReader:
         return self._in_groups(parts, codes, scales, zeros)
 
     def _in_groups(self, parts: Parts, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> CodedWeight:
-        order = self.order(parts)
+        groups = _groups_of_columns(parts)
+        if groups is None and self.codes.has_index:
+            raise KeyError("g_idx" if self.codes.method is CodesMethod.GPTQ else "weight_g_idx")
+        order = None if groups is None else _order(groups, codes.shape[1], scales.shape[1])
         if order is not None:
             codes = codes[:, order]
-        groups = parts.get("g_idx", parts.get("weight_g_idx"))
-        if groups is not None and len(set(torch.bincount(groups).tolist())) > 1:
-            raise ValueError("groups of different sizes")
         if self.codes.form is CodesForm.INT8:
             return _signed(codes, scales, zeros, order)
         return _checked(codes, scales, zeros, order)
@@ -134,12 +168,15 @@ class CodeReader:
     def _compressed_tensors(self, parts: Parts) -> CodedWeight:
         if not self.codes.is_packed:
             return _plain(parts, "weight_scale")
-        columns = int(parts["weight_shape"][1])
+        rows, columns = (int(size) for size in parts["weight_shape"])
         half = 1 << (self.codes.bits - 1)
-        codes = _unpacked(parts["weight_packed"], self.codes.bits)[:, :columns]
+        codes = _unpacked(parts["weight_packed"], self.codes.bits)
+        if len(codes) != rows or not 0 <= codes.shape[1] - columns < 32 // self.codes.bits:
+            raise ValueError("another shape than it says")
+        codes = codes[:, :columns]
         scales = _scales_of_rows(parts["weight_scale"], len(codes))
         zeros = torch.full(scales.shape, half, dtype=torch.uint8)
-        if "weight_zero_point" in parts:
+        if self.codes.has_zeros or "weight_zero_point" in parts:
             zeros = _unpacked(parts["weight_zero_point"].T, self.codes.bits).T[: len(codes)]
         return self._in_groups(parts, codes, scales, zeros)
 
@@ -169,11 +206,22 @@ def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     return codes.to(torch.uint8).flatten(-2)
 
 
-def _order(groups: torch.Tensor) -> torch.Tensor | None:
-    """The columns in an order in which those of a group, ``groups`` [columns], lie side by side; None if they do."""
-    if bool((groups[1:] >= groups[:-1]).all()):
-        return None
-    return torch.argsort(groups, stable=True)
+def _groups_of_columns(parts: Parts) -> torch.Tensor | None:
+    return parts.get("g_idx", parts.get("weight_g_idx"))
+
+
+def _order(groups: torch.Tensor, num_columns: int, num_groups: int) -> torch.Tensor | None:
+    """The columns in an order in which those of a group, ``groups`` [columns], lie side by side; None if they do.
+
+    Raises ValueError unless each of ``num_groups`` has as many columns as the others.
+    """
+    if groups.shape != (num_columns,) or groups.is_floating_point():
+        raise ValueError("not a group for each column")
+    order = torch.argsort(groups, stable=True)
+    wanted = torch.arange(num_groups).repeat_interleave(num_columns // num_groups)
+    if not torch.equal(groups[order].long(), wanted):
+        raise ValueError("groups of different sizes")
+    return None if torch.equal(groups.long(), wanted) else order
 
 
 def _checked(
@@ -190,7 +238,7 @@ def _checked(
 
 def _signed(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, order: torch.Tensor | None) -> CodedWeight:
     """Codes of 8 bits around 128 as int8."""
-    if bool((zeros != 128).any()):
+    if zeros.shape != scales.shape or bool((zeros != 128).any()):
         raise ValueError("zeros that differ")
     return _checked((codes.int() - 128).to(torch.int8), scales, None, order)
 
@@ -207,4 +255,6 @@ def _scales_of_rows(scales: torch.Tensor, rows: int) -> torch.Tensor:
     scales = scales.float()
     if scales.numel() == 1:
         return scales.reshape(1, 1).expand(rows, 1)
+    if scales.shape[0] != rows:
+        raise ValueError("scales of other rows")
     return scales.reshape(rows, -1)

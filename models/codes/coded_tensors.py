@@ -65,7 +65,7 @@ class CodedTensors:
         with self._naming_file(name):
             parts = self._values(name)
             group = self._reader.group_columns(name, parts)
-            return StoredForm(self._codes.form.value, group, self._reader.order(parts))
+            return StoredForm(self._codes.form.value, group, self._reader.order(name, parts))
 
     def _values(self, name: str) -> dict[str, torch.Tensor]:
         return {ending: _values(tensor) for ending, tensor in self._parts[name].items()}

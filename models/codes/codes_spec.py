@@ -31,12 +31,18 @@ class CodesForm(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CodesSpec:
-    """``form`` of the codes. ``is_packed``: several lie in one int32. ``zero_offset`` is added to stored zeros."""
+    """``form`` of the codes. ``is_packed``: several lie in one int32. ``zero_offset`` is added to stored zeros.
+
+    ``has_index``: columns do not lie in the order of their groups, and each matrix says to which it belongs.
+    ``has_zeros``: each matrix brings its zeros, which are half the range of its codes otherwise.
+    """
 
     method: CodesMethod
     form: CodesForm
     is_packed: bool = True
     zero_offset: int = 0
+    has_index: bool = False
+    has_zeros: bool = False
 
     @property
     def bits(self) -> int:
@@ -56,7 +62,9 @@ def _gptq(fields: Fields) -> CodesSpec:
     if bits == 8 and not fields.flag("sym", default=True):
         raise fields.error("sym", "is False, and GPTQ weights of 8 bits are supported where they are symmetric")
     offset = fields.choice("checkpoint_format", {"gptq": "1", "gptq_v2": "0"}, "gptq")
-    return CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4 if bits == 4 else CodesForm.INT8, zero_offset=int(offset))
+    form = CodesForm.BITS4 if bits == 4 else CodesForm.INT8
+    has_index = fields.flag("desc_act", default=False)
+    return CodesSpec(CodesMethod.GPTQ, form, zero_offset=int(offset), has_index=has_index)
 
 
 def _awq(fields: Fields) -> CodesSpec:
@@ -98,7 +106,14 @@ def _group(fields: Fields, group: Fields) -> CodesSpec:
     layout = fields.get("format") if group.get("format") is None else group.get("format")
     if layout not in _LAYOUTS:
         raise fields.error("format", f"is {layout!r}, which is not supported; supported are {', '.join(_LAYOUTS)}")
-    return CodesSpec(CodesMethod.COMPRESSED_TENSORS, form, is_packed=layout == "pack-quantized")
+    is_packed = layout == "pack-quantized"
+    return CodesSpec(
+        CodesMethod.COMPRESSED_TENSORS,
+        form,
+        is_packed=is_packed,
+        has_index=is_packed and weights.get("actorder") in ("group", "dynamic"),
+        has_zeros=is_packed and not weights.flag("symmetric", default=True),
+    )
 
 
 _LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,14 @@ from models.errors import CheckpointError
 from tests.models.codes import code_writer as write
 
 GPTQ = CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4, zero_offset=1)
+GPTQ8 = CodesSpec(CodesMethod.GPTQ, CodesForm.INT8, zero_offset=1)
 CT4 = CodesSpec(CodesMethod.COMPRESSED_TENSORS, CodesForm.BITS4)
+FP8 = CodesSpec(CodesMethod.FP8, CodesForm.FP8, is_packed=False)
+ONE = torch.ones(1)
+
+
+def without(ending: str, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: values for name, values in parts.items() if name != ending}
 
 
 def read(codes: CodesSpec, parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -94,7 +103,44 @@ def test_fp8_weights_have_a_scale_for_each_block_of_128() -> None:
     [
         (GPTQ, {"qweight": torch.zeros(8, 24, dtype=torch.int32)}, "lacks its tensor 'scales'"),
         (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"scales": torch.ones(3, 24)}, "do not fit together: qweight"),
-        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"g_idx": torch.zeros(64)}, "do not fit together"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"g_idx": torch.zeros(64)}, "g_idx' is stored as float32"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"g_idx": torch.zeros(64).int()}, "do not fit together"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"g_idx": torch.arange(64).int() // 32 - 1}, "do not fit"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"g_idx": torch.full((64,), 2**31 - 1).int()}, "do not fit"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"scales": torch.ones(0, 24)}, "do not fit together"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"scales": torch.full((2, 24), torch.nan)}, "no finite numbers"),
+        (GPTQ, write.gptq(write.draw(24, 64, 32)) | {"qzeros": torch.zeros(2, 3).char()}, "qzeros' is stored as int8"),
+        (
+            replace(GPTQ, has_index=True),
+            without("g_idx", write.gptq(write.draw(24, 64, 32))),
+            "lacks its tensor 'g_idx'",
+        ),
+        (GPTQ8, write.gptq(write.draw(24, 64, 32, bits=8, zero=128), 8) | {"qzeros": torch.zeros(0, 6).int()}, "fit"),
+        (
+            CT4,
+            write.pack_quantized(write.draw(24, 64, 32, zero=8), is_symmetric=True)
+            | {"weight_shape": torch.tensor([24, 65])},
+            "fit",
+        ),
+        (
+            CT4,
+            write.pack_quantized(write.draw(24, 64, 32, zero=8), is_symmetric=True)
+            | {"weight_shape": torch.tensor([23, 64])},
+            "fit",
+        ),
+        (
+            CT4,
+            write.pack_quantized(write.draw(24, 64, 32, zero=8), is_symmetric=True)
+            | {"weight_scale": torch.ones(2, 24)},
+            "fit",
+        ),
+        (
+            replace(CT4, has_zeros=True),
+            write.pack_quantized(write.draw(24, 64, 32, zero=8), is_symmetric=True),
+            "lacks its tensor 'weight_zero_point'",
+        ),
+        (FP8, {"weight": torch.full((4, 32), torch.nan).to(torch.float8_e4m3fn), "weight_scale": ONE}, "no finite"),
+        (FP8, {"weight": torch.zeros(4, 32).char(), "weight_scale": ONE}, "weight' is stored as int8"),
         (
             CT4,
             write.pack_quantized(write.draw(24, 64, 32), is_symmetric=False) | {"weight_scale": torch.ones(7)},
@@ -107,7 +153,7 @@ def test_tensors_that_do_not_belong_together_are_named(
 ) -> None:
     with pytest.raises(CheckpointError, match=problem) as caught:
         CodeReader(spec).read("model.layers.0.q_proj", parts)
-    assert "'model.layers.0.q_proj'" in str(caught.value)
+    assert "'model.layers.0.q_proj" in str(caught.value)
 
 
 def test_scales_of_pages_are_ignored_and_no_others() -> None:

@@ -59,12 +59,17 @@ def weights(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "codes"),
     [
-        (GPTQ, CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4, zero_offset=1)),
-        (GPTQ | {"checkpoint_format": "gptq_v2"}, CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4)),
-        (GPTQ | {"bits": 8}, CodesSpec(CodesMethod.GPTQ, CodesForm.INT8, zero_offset=1)),
+        (GPTQ, CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4, zero_offset=1, has_index=True)),
+        (GPTQ | {"desc_act": False}, CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4, zero_offset=1)),
+        (GPTQ | {"checkpoint_format": "gptq_v2"}, CodesSpec(CodesMethod.GPTQ, CodesForm.BITS4, has_index=True)),
+        (GPTQ | {"bits": 8}, CodesSpec(CodesMethod.GPTQ, CodesForm.INT8, zero_offset=1, has_index=True)),
         (AWQ, CodesSpec(CodesMethod.AWQ, CodesForm.BITS4)),
         (FP8, CodesSpec(CodesMethod.FP8, CodesForm.FP8, is_packed=False)),
         (W4A16, CodesSpec(CodesMethod.COMPRESSED_TENSORS, CodesForm.BITS4)),
+        (
+            W4A16 | weights(symmetric=False, actorder="group"),
+            CodesSpec(CodesMethod.COMPRESSED_TENSORS, CodesForm.BITS4, has_index=True, has_zeros=True),
+        ),
         (
             W4A16 | {"format": "int-quantized"} | weights(num_bits=8, strategy="channel"),
             CodesSpec(CodesMethod.COMPRESSED_TENSORS, CodesForm.INT8, is_packed=False),
