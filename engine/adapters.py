@@ -136,6 +136,10 @@ class Adapters:
                 self._install(load.message, load.read.result())
             except AdapterError as error:
                 answers.append(self._answer(load.message.query_id, error))
+            except Exception as error:  # no adapter may end an engine that has requests
+                logger.exception("adapter %r from %s failed to load", load.message.name, load.message.path)
+                problem = f"{load.message.path} cannot be loaded: {type(error).__name__}: {error}"
+                answers.append(self._answer(load.message.query_id, AdapterError("invalid_adapter", problem)))
             else:
                 answers.append(self._answer(load.message.query_id))
         return answers

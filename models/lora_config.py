@@ -18,6 +18,10 @@ from models.errors import CheckpointError
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILE = "adapter_model.bin"
+_MAX_BYTES = 1 << 20
+_REPEATS = re.compile(r"[*+{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_MAX_REPEATS = 3  # in one pattern; more of them, or groups of them, can take for ever to match
 
 # Settings that change what is computed, with the values that ask for nothing, and what they are otherwise.
 _NOT_COMPUTED: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -90,16 +94,25 @@ class LoraConfig:
 
 def _matching(patterns: Mapping[str, object], module: str) -> str | None:
     """The first pattern, a regular expression, that is ``module`` or the end of it from one of its dots on."""
-    return next((pattern for pattern in patterns if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module)), None)
+    return next((pattern for pattern in patterns if re.fullmatch(_at_the_end(pattern), module)), None)
+
+
+def _at_the_end(pattern: str) -> str:
+    return rf"(?:.*\.)?(?:{pattern})"
 
 
 def _read_object(source: Path) -> dict[str, object]:
     try:
+        is_file, size = source.is_file(), source.stat().st_size
+        if not is_file or size > _MAX_BYTES:  # a pipe would be waited for, and a device never ends
+            raise CheckpointError(f"{source} is {f'{size} bytes long' if is_file else 'not a file'}")
         fields = json.loads(source.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{source.parent} has no {CONFIG_FILE}: it is no adapter in PEFT's layout") from None
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise CheckpointError(f"{source} is nested too deeply") from None
     except ValueError as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from None
     if not isinstance(fields, dict):
@@ -115,8 +128,13 @@ def _patterns(source: Path, fields: Mapping[str, object], what: str) -> Mapping[
     for pattern in patterns:
         try:
             re.compile(pattern)
-        except re.error as error:
+            re.compile(_at_the_end(pattern))
+        except (re.error, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{source}: {key} has {pattern!r}, which is no regular expression: {error}") from None
+        if _REPEATED_GROUP.search(pattern) or len(_REPEATS.findall(pattern)) > _MAX_REPEATS:
+            raise CheckpointError(
+                f"{source}: {key} has {pattern!r}, which repeats groups, or more than {_MAX_REPEATS} times"
+            )
     return patterns
 
 
@@ -127,9 +145,12 @@ def _rank(source: Path, key: str, value: object) -> int:
 
 
 def _alpha(source: Path, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise CheckpointError(f"{source}: {key} is {_shown(value)}, and should be a number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # of an integer beyond every float
+        pass
+    raise CheckpointError(f"{source}: {key} is {_shown(value)}, and should be a number")
 
 
 def _shown(value: object) -> str:

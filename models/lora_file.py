@@ -56,7 +56,13 @@ def read_adapter(
         _check_shape(file, _PREFIX + module + _A, a, (rank, places[_stem(placements[0])].columns))
         _check_shape(file, _PREFIX + module + _B, b, (outputs, rank))
         scaled = b.float() * config.scale_of(module)
+        if not scaled.isfinite().all():
+            raise CheckpointError(
+                f"{file}: the adapter of {module!r}, times its scale {config.scale_of(module):g}, is not finite"
+            )
         for part in placements:
+            if _stem(part) in weights:
+                raise CheckpointError(f"{file}: {module!r} changes {_stem(part)!r}, which another tensor changes too")
             weights[_stem(part)] = LoraWeights(a.float(), _rows(scaled, part))
     if not weights:
         raise CheckpointError(f"{file} holds no weights")
@@ -98,13 +104,18 @@ def _placements(
 ) -> tuple[Placement, ...]:
     """The projections that a module of the base model's files holds."""
     placements = names.placements(f"{module}.weight", spec)
-    if placements is None:
+    if placements is None or any(_is_beyond(part, spec) for part in placements):
         raise CheckpointError(f"{file}: the model has no {module!r}, which the adapter changes")
     if not placements or any(_stem(part) not in places for part in placements):
         raise CheckpointError(
             f"{file}: the adapter changes {module!r}; only those of projections of attention and of MLPs can be served"
         )
     return placements
+
+
+def _is_beyond(placement: Placement, spec: ModelSpec) -> bool:
+    index = placement.name.removeprefix("model.layers.").partition(".")[0]
+    return index.isdecimal() and int(index) >= spec.num_layers
 
 
 def _stem(placement: Placement) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from models.spec import ModelSpec
 
 Rows = slice | npt.NDArray[np.int64]
+_LAYER = re.compile(r"(?:0|[1-9][0-9]{0,5})")  # nothing that is another spelling of the same number
 _NUMBER = re.compile(r"\.(\d+)\.")
 
 
@@ -63,7 +64,7 @@ class TensorNames:
             is_tied_head = spec.tied_embeddings and self.top[stem] == "lm_head"
             return () if is_tied_head else (Placement(f"{self.top[stem]}.{ending}"),)
         index, _, rest = name.removeprefix(self.layer_prefix).partition(".")
-        if not name.startswith(self.layer_prefix) or not index.isdecimal():
+        if not name.startswith(self.layer_prefix) or not _LAYER.fullmatch(index):
             return None
         parts, suffix = self._parts(rest, spec), ""
         if parts is None:
@@ -71,7 +72,7 @@ class TensorNames:
             parts, suffix = self._parts(stem, spec), f".{ending}"
         if parts is None:
             return None
-        return tuple(replace(part, name=f"model.layers.{int(index)}.{part.name}{suffix}") for part in parts)
+        return tuple(replace(part, name=f"model.layers.{index}.{part.name}{suffix}") for part in parts)
 
     def _parts(self, name: str, spec: ModelSpec) -> tuple[Placement, ...] | None:
         target = self.layer.get(name)

@@ -20,7 +20,7 @@ class ReadAdapter:
 
 
 class Store:
-    """Reads while ``may_read`` is set; "broken" cannot be read, "huge" not installed."""
+    """Reads while ``may_read`` is set; "broken" and "surprise" cannot be read, "huge" not installed."""
 
     def __init__(self) -> None:
         self.installed: dict[int, str] = {}
@@ -31,6 +31,8 @@ class Store:
         assert self.may_read.wait(20)
         if path == "broken":
             raise AdapterError("invalid_adapter", "it is broken")
+        if path == "surprise":
+            raise RecursionError("nobody thought of this")
         return ReadAdapter(f"digest of {path}")
 
     def install(self, number: int, adapter: ReadAdapter) -> None:
@@ -78,6 +80,13 @@ def test_a_request_gets_the_number_and_the_digest_of_its_adapter(adapters: Adapt
         ("a", "x", 4, 100),
         ("b", "y", 4, 100),
     ]
+
+
+def test_a_load_that_fails_in_a_way_nobody_thought_of_is_refused_and_the_engine_goes_on(adapters: Adapters) -> None:
+    answer = load(adapters, "a", "surprise")
+    assert answer.code == "invalid_adapter"
+    assert answer.problem == "surprise cannot be loaded: RecursionError: nobody thought of this"
+    assert load(adapters, "a", "x").problem == ""
 
 
 def test_an_unloaded_adapter_stays_until_the_last_request_that_uses_it_has_ended(adapters: Adapters, store) -> None:

@@ -122,6 +122,10 @@ def test_a_module_that_holds_several_projections_gives_each_its_rows(read, tmp_p
         ({"rank_pattern": {"q_proj": -1}}, "rank_pattern.q_proj is -1"),
         ({"alpha_pattern": ["q_proj"]}, 'alpha_pattern is ["q_proj"]'),
         ({"rank_pattern": {"q_proj(": 8}}, "'q_proj(', which is no regular expression"),
+        ({"rank_pattern": {"(?i)q_proj": 8}}, "'(?i)q_proj', which is no regular expression"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"alpha_pattern": {r"([a-z_.]+)+!": 8}}, "'([a-z_.]+)+!', which repeats groups"),
+        ({"alpha_pattern": {".*.*.*.*!": 8}}, "'.*.*.*.*!', which repeats groups, or more than 3 times"),
     ],
 )
 def test_a_config_that_asks_for_more_names_the_key_and_the_file(
@@ -136,7 +140,14 @@ def test_a_config_that_asks_for_more_names_the_key_and_the_file(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(b"{", "is not JSON"), (b"[]", "should hold a JSON object"), (None, "no adapter in PEFT's")]
+    ("content", "words"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "should hold a JSON object"),
+        (b"[" * 100_000, "is nested too deeply"),
+        (b" " * 1_048_577, "is 1048577 bytes long"),
+        (None, "no adapter in PEFT's"),
+    ],
 )
 def test_a_config_that_is_none_is_refused(read, adapter: Path, content: bytes | None, words: str) -> None:
     file = adapter / "adapter_config.json"
@@ -146,6 +157,30 @@ def test_a_config_that_is_none_is_refused(read, adapter: Path, content: bytes | 
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match=words):
         read(adapter)
+
+
+def test_a_config_that_is_a_device_or_a_pipe_is_not_waited_for(read, adapter: Path) -> None:
+    file = adapter / "adapter_config.json"
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json is not a file"):
+        read(adapter)
+
+
+def test_a_scale_that_takes_weights_beyond_floats_is_refused(read, adapter: Path) -> None:
+    change(adapter, lora_alpha=1e308)
+    with pytest.raises(CheckpointError, match=r"'model\.layers\.0\.\S+, times its scale 2\.5e\+307, is not finite"):
+        read(adapter)
+
+
+def test_a_projection_that_two_modules_change_is_refused(read, adapter: Path) -> None:
+    names = TensorNames("model.layers.", {}, {"self_attn.q_proj": "self_attn.q_proj", "attn.q": "self_attn.q_proj"})
+    weights = load_file(adapter / "adapter_model.safetensors")
+    own = {name: values for name, values in weights.items() if "q_proj" in name}
+    again = {name.replace("self_attn.q_proj", "attn.q"): values.clone() for name, values in own.items()}
+    save_file(own | again, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"changes 'model\.layers\.0\.self_attn\.q_proj', which another"):
+        read(adapter, names=names)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +214,9 @@ def test_a_wrong_tensor_is_named_with_both_shapes_and_the_file(
         ("lm_head", "the adapter changes 'lm_head'; only"),
         ("model.layers.0.input_layernorm", "the adapter changes 'model.layers.0.input_layernorm'; only"),
         ("model.layers.0.self_attn.x_proj", "the model has no 'model.layers.0.self_attn.x_proj'"),
-        ("model.layers.9.mlp.up_proj", "the adapter changes 'model.layers.9.mlp.up_proj'; only"),
+        ("model.layers.9.mlp.up_proj", "the model has no 'model.layers.9.mlp.up_proj'"),
+        ("model.layers.00.self_attn.o_proj", "the model has no 'model.layers.00.self_attn.o_proj'"),
+        (f"model.layers.{'9' * 5000}.mlp.up_proj", "the model has no 'model.layers.999"),
     ],
 )
 def test_a_module_that_takes_no_adapter_is_named(read, adapter: Path, module: str, words: str) -> None:
