@@ -56,7 +56,7 @@ def test_pages_beside_weights_of_floats_are_what_is_computed_with(default_gguf: 
 
 
 def test_the_form_that_weights_are_kept_in_is_told(default_gguf: Path, tiny_llama_dir: Path) -> None:
-    own_bits = "in the file's own bits (Q5_0, Q8_0, Q4_K, Q6_K)"
+    own_bits = "in the file's own bits (Q4_K, Q5_0, Q6_K, Q8_0)"
     assert start(default_gguf).weight_form == own_bits
     assert start(default_gguf, quantization="none", dtype="bfloat16").weight_form == "bfloat16"
     assert start(tiny_llama_dir, quantization="int4").weight_form == "int4"
