@@ -171,11 +171,6 @@ class Adapters:
         installed = self._used.get(request_id)
         return AdapterUse() if installed is None else installed.use
 
-    def name_of(self, request_id: str) -> str:
-        """By which name the request has taken it; "" for none."""
-        installed = self._used.get(request_id)
-        return "" if installed is None else installed.report.name
-
     def release(self, request_id: str) -> None:
         """The request has ended, if it has not been let go of before."""
         installed = self._used.pop(request_id, None)

@@ -33,17 +33,6 @@ __all__ = ["Checkpoint", "CheckpointFormat", "resolve_checkpoint"]
 DEMO_NAME = "gemma-3-270m"
 _DESCRIPTIONS = (".json", ".model", ".jinja", "merges.txt")
 _TEMPLATE_FOLDERS = ("additional_chat_templates/", "chat_templates/")
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "tekken.json",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +68,6 @@ class Checkpoint:
     def gguf_metadata(self) -> Mapping[str, object]:
         """Metadata of a GGUF checkpoint, its vocabulary under ``tokenizer.ggml.*``. Raises CheckpointError."""
         return self.gguf_file().metadata
-
-    def tokenizer_files(self) -> Mapping[str, Path]:
-        """File name to path of what describes the tokenizer in a Hugging Face directory; empty for GGUF."""
-        if self.format is CheckpointFormat.GGUF:
-            return {}
-        return {name: self.path / name for name in _TOKENIZER_FILES if (self.path / name).exists()}
 
     def weight_files(self) -> tuple[Path, ...]:
         """Every file that holds weights: the shards in order, or those of the index. Raises CheckpointError."""

@@ -12,6 +12,7 @@ import torch
 
 from block_manager.block_table import ChangedBlocks
 from engine.adapter_messages import LoadAdapter, UnloadAdapter
+from engine.adapters import AdapterUse
 from engine.config import ConfigError
 from engine.lora_rows import lora_rows
 from engine.messages import Pooling
@@ -219,9 +220,9 @@ def test_a_request_that_is_refused_or_waits_for_its_grammar_lets_go_of_its_adapt
     engine.engine.use_tokens([bytes([token % 256]) for token in range(300)])
     grammar = Grammar(kind="regex", text="[a-z]+")
     engine.submit("waits", PROMPT, 5, adapter="poet", children=["waits too"], sampling={"grammar": grammar})
-    assert uses.name_of("waits") == uses.name_of("waits too") == "poet"
+    assert uses.use_of("waits") == uses.use_of("waits too") != AdapterUse()
     engine.engine.abort(["waits", "waits too"])
-    assert uses.name_of("waits") == uses.name_of("waits too") == ""
+    assert uses.use_of("waits") == uses.use_of("waits too") == AdapterUse()
     engine.run()
     assert engine.last("waits").finish_reason is FinishReason.ABORT
 
