@@ -62,6 +62,14 @@ def test_the_wheel_holds_the_chat_templates_and_the_native_sources(wheel: zipfil
 
 
 @pytest.mark.slow
+def test_the_wheel_holds_the_texts_that_benchmarks_read(wheel: zipfile.ZipFile) -> None:
+    expected = {str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/texts/*.txt")}
+
+    assert expected
+    assert expected <= set(wheel.namelist())
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_the_wheel_holds_the_native_library(wheel: zipfile.ZipFile) -> None:
     libraries = [name for name in wheel.namelist() if name.endswith(".so")]
