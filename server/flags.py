@@ -207,8 +207,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         default="auto",
         metavar="FORM",
-        help="what weights are kept as: auto for the bits of a GGUF file, none for floats of --dtype, int8 or int4 to "
-        "quantise any model when it is loaded",
+        help="what weights are kept as: auto for the bits of a quantised file, none for floats of --dtype, int8 or "
+        "int4 to quantise any model when it is loaded",
     )
     flags.add_argument(
         "--kv-cache-dtype",
