@@ -75,9 +75,10 @@ class KeptMatrix(Protocol):
         """Fill rows from ``first_row`` on from codes of a checkpoint, exactly: weight = scale * (code - zero).
 
         ``codes`` [num_rows, columns], one a byte: uint8 of 0 .. 15 in the form "codes4", int8 in "codes8", uint8 with
-        the bits of float8_e4m3fn, no NaN, in "fp8". ``scales`` float32 and ``zeros`` uint8, None where they are all 0
-        and in all forms but "codes4", [num_rows, groups]: of columns / groups columns each, a multiple of the ``group``
-        that the kind was asked for with.
+        the bits of float8_e4m3fn, no NaN, in "fp8", int8 that are twice a 4-bit float in "MXFP4", where scales are
+        powers of two. ``scales`` float32 and ``zeros`` uint8, None where they are all 0 and in all forms but "codes4",
+        [num_rows, groups]: of columns / groups columns each, a multiple of the ``group`` that the kind was asked for
+        with.
         """
 
     def unpack(self, row_ids: torch.Tensor) -> torch.Tensor:
@@ -95,7 +96,8 @@ class WeightKernels(Protocol[Kind]):
 
         ``form``: ggml's name of its bits in a file ("Q8_0"), "int8" or "int4" for floats to be quantised, or "codes4",
         "codes8" or "fp8" for `KeptMatrix.pack_codes`, of whose columns ``group`` share a scale: the more they are, the
-        fewer bits a weight takes. None where ``group`` is no multiple of 32 that divides ``columns``.
+        fewer bits a weight takes. "MXFP4" is filled either way. None where ``group`` is no multiple of 32 that divides
+        ``columns``.
         """
 
     def matrices(

@@ -16,18 +16,16 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from kernels.mxfp4 import stored_codes
 from kernels.products import KeptMatrix
 from models.chunks import place_chunks, row_chunks
 from models.codes.coded_weight import CodedWeight
-from models.codes.codes_spec import CodesForm
-from models.codes.mxfp4 import gguf_codes
 from models.errors import CheckpointError
 from models.gguf_file import GGUFTensor
 from models.mapped_file import MappedFile
 from models.parameter import Parameter
 from models.places import Places
 from models.tensor_names import Placement
-from models.weight_forms import StoredForm
 
 
 def load_gguf(tensors: Mapping[str, GGUFTensor], places: Places, report: Callable[[int, int], None]) -> None:
@@ -61,8 +59,6 @@ class _Chunk:
         if self.kept is None:
             assert self.view is not None
             self.view.copy_(dequantized(self.rows, self.quantization))
-        elif self.keeps_stored and self.quantization is GGMLQuantizationType.MXFP4:
-            self.kept.pack_codes(self.first_row, *gguf_codes(torch.from_numpy(np.ascontiguousarray(self.rows))))
         elif self.keeps_stored:
             self.kept.pack_stored(self.first_row, torch.from_numpy(np.ascontiguousarray(self.rows)))
         else:
@@ -85,13 +81,6 @@ def _chunks(tensors: Mapping[str, GGUFTensor], places: Places) -> Iterator[_Chun
                 yield _Chunk(
                     parameter, view, rows[part], tensor.quantization, file, part.start, kept, places.keeps_stored
                 )
-
-
-def stored_form(quantization: GGMLQuantizationType) -> StoredForm:
-    """How tensors of this type are kept, where they are: in ggml's bits, but MXFP4 as codes of a byte."""
-    if quantization is GGMLQuantizationType.MXFP4:
-        return StoredForm(CodesForm.INT8.value)
-    return StoredForm(quantization.name)
 
 
 def _rows(tensor: GGUFTensor, placement: Placement) -> tuple[npt.NDArray[np.uint8], MappedFile | None]:
@@ -117,7 +106,7 @@ def dequantized(rows: npt.NDArray[np.uint8], quantization: GGMLQuantizationType)
     if quantization is GGMLQuantizationType.Q8_0:
         return _dequantized_q8_0(rows)
     if quantization is GGMLQuantizationType.MXFP4:
-        codes, scales = gguf_codes(torch.from_numpy(np.ascontiguousarray(rows)).view(-1, rows.shape[-1]))
+        codes, scales = stored_codes(torch.from_numpy(np.ascontiguousarray(rows)).view(-1, rows.shape[-1]))
         return CodedWeight(codes, scales).values().view(*rows.shape[:-1], -1)
     try:
         return torch.from_numpy(np.ascontiguousarray(dequantize(rows, quantization)))

@@ -18,7 +18,7 @@ from models.checkpoint import Checkpoint, CheckpointFormat
 from models.codes.coded_tensors import CodedTensors
 from models.decoder import Decoder
 from models.errors import CheckpointError
-from models.gguf_weights import load_gguf, stored_form
+from models.gguf_weights import load_gguf
 from models.model import CausalLM
 from models.places import Places
 from models.registry import family_of
@@ -71,7 +71,7 @@ def stored_forms(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredFor
     """How the checkpoint stores each parameter that it does not store as plain floats, or that a GGUF file stores."""
     names = _names(checkpoint, spec)
     if checkpoint.format is CheckpointFormat.GGUF:
-        stored = {name: stored_form(one.quantization) for name, one in checkpoint.gguf_file().tensors.items()}
+        stored = {name: StoredForm(one.quantization.name) for name, one in checkpoint.gguf_file().tensors.items()}
     elif spec.codes is not None:
         coded = CodedTensors(checkpoint.safetensors_files(), spec.codes)
         stored = {f"{name}.weight": coded.form(name) for name in coded.names}

@@ -12,14 +12,15 @@ namespace octavo {
 namespace {
 
 // Quads j and j + 4 of a group; `lower` are its lower nibbles, of planes alone.
-template <Codes kind, int j>
+template <WeightKind kind, int j>
 inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lower, Byte64* quads) {
-  constexpr bool is_pairs = kind == Codes::pairs || kind == Codes::threes;
+  constexpr Codes layout = traits_of(kind).codes;
+  constexpr bool is_pairs = layout == Codes::pairs || layout == Codes::threes;
   const Byte64 pairs = load_vector<Byte64>(codes + (is_pairs ? 0 : 64 * j));
-  if constexpr (kind == Codes::bytes || kind == Codes::floats) {
+  if constexpr (layout == Codes::bytes || layout == Codes::floats) {
     quads[j] = pairs;
     quads[j + 4] = load_vector<Byte64>(codes + 64 * (j + 4));
-  } else if constexpr (kind == Codes::planes) {
+  } else if constexpr (layout == Codes::planes) {
     const Byte64 lower_pairs = load_vector<Byte64>(lower + 64 * j);
     quads[j] = merged(shifted<4>(pairs), lower_pairs, 0xf0);
     quads[j + 4] = merged(pairs, shifted<-4>(lower_pairs), 0xf0);
@@ -30,16 +31,16 @@ inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lo
     quads[j] = pairs & 0x0f;
     quads[j + 4] = shifted<-4>(pairs) & 0x0f;
   }
-  if constexpr (kind == Codes::fives) {
+  if constexpr (layout == Codes::fives) {
     quads[j] = add_bits<16>(quads[j], codes + 256 + 8 * j);
     quads[j + 4] = add_bits<16>(quads[j + 4], codes + 256 + 8 * (j + 4));
-  } else if constexpr (kind == Codes::threes) {
+  } else if constexpr (layout == Codes::threes) {
     quads[j] = add_bits<4>(quads[j], codes + 128 + 8 * j);
     quads[j + 4] = add_bits<4>(quads[j + 4], codes + 128 + 8 * (j + 4));
-  } else if constexpr (kind == Codes::curve) {
-    quads[j] = looked_up(kCurve, quads[j]);
-    quads[j + 4] = looked_up(kCurve, quads[j + 4]);
-  } else if constexpr (kind == Codes::sixes) {
+  } else if constexpr (layout == Codes::places) {
+    quads[j] = looked_up(traits_of(kind).table, quads[j]);
+    quads[j + 4] = looked_up(traits_of(kind).table, quads[j + 4]);
+  } else if constexpr (layout == Codes::sixes) {
     quads[j] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 256)) & 0x30;
     quads[j + 4] |= shifted<4 - 2 * j>(load_vector<Byte64>(codes + 320)) & 0x30;
   }
@@ -69,6 +70,7 @@ constexpr Factors factors_of(Scaling scaling) {
   switch (scaling) {
     case Scaling::half:
     case Scaling::byte:
+    case Scaling::power:
     case Scaling::whole: return Factors::one;
     case Scaling::zero: return Factors::zero;
     case Scaling::half_minima:
@@ -113,6 +115,8 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   } else if constexpr (traits.scaling == Scaling::whole) {
     result[0] = load_vector<Float16>(own);
     if constexpr (traits.codes == Codes::floats) result[0] *= 1.0f / kFloatUnit;
+  } else if constexpr (traits.scaling == Scaling::power) {
+    result[0] = powers(own);
   } else if constexpr (traits.scaling == Scaling::zero) {
     result[0] = load_vector<Float16>(own);
     result[1] = reinterpret_cast<Float16>(widened<Byte16>(own + 64));
@@ -151,10 +155,10 @@ inline Group<kind> unpack_group(const Panel& panel, int64_t group) {
   const uint8_t* codes = panel.codes + group * code_bytes(kind);
   const uint8_t* lower = panel.lower + group * 256;
   Group<kind> result;
-  unpack_pair<traits_of(kind).codes, 0>(codes, lower, result.quads);
-  unpack_pair<traits_of(kind).codes, 1>(codes, lower, result.quads);
-  unpack_pair<traits_of(kind).codes, 2>(codes, lower, result.quads);
-  unpack_pair<traits_of(kind).codes, 3>(codes, lower, result.quads);
+  unpack_pair<kind, 0>(codes, lower, result.quads);
+  unpack_pair<kind, 1>(codes, lower, result.quads);
+  unpack_pair<kind, 2>(codes, lower, result.quads);
+  unpack_pair<kind, 3>(codes, lower, result.quads);
   unpack_scales<kind>(panel, group, result.scales);
   return result;
 }

@@ -161,6 +161,13 @@ inline Float16 bytes(const uint8_t* p) {
 #endif
 }
 
+// 2 ^ (exponent - 128) of 16 unsigned bytes: floats of that exponent field, but for the two least, which are subnormal.
+inline Float16 powers(const uint8_t* exponents) {
+  const Int16 exponent = widened<Byte16>(exponents);
+  const Int16 normal = (exponent - 1) << 23, subnormal = (exponent + 1) << 21;
+  return reinterpret_cast<Float16>(normal > subnormal ? normal : subnormal);
+}
+
 // x << bits, or >> -bits, of each lane.
 template <int bits>
 inline Byte64 shifted(Byte64 x) {

@@ -80,7 +80,8 @@ OCTAVO_EXPORT int octavo_pack_codes(const octavo::QuantisedMatrix* matrix, const
                                     int64_t columns, int num_threads) {
   const octavo::Scaling scaling = octavo::traits_of(matrix->kind).scaling;
   const bool has_zeros = scaling == octavo::Scaling::zero;
-  if ((!has_zeros && scaling != octavo::Scaling::whole) || (zeros != nullptr && !has_zeros)) return octavo::bad_layout;
+  const bool takes = has_zeros || scaling == octavo::Scaling::whole || scaling == octavo::Scaling::power;
+  if (!takes || (zeros != nullptr && !has_zeros)) return octavo::bad_layout;
   if (!octavo::is_sound(*matrix, columns) || first_row % octavo::kPanelRows) return octavo::bad_layout;
   if (groups < 1 || columns % groups || columns / groups % octavo::column_unit(matrix->kind)) return octavo::bad_layout;
   octavo::pack_published_rows(*matrix, {codes, scales, zeros, groups}, first_row, num_rows, columns, num_threads);

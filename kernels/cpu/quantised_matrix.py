@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels import mxfp4
 from kernels.cpu.huge_pages import HugePageArena
 from kernels.cpu.library import NativeLibrary
 
@@ -55,6 +56,7 @@ class WeightKind(enum.IntEnum):
     Q2_K = 16
     FP8 = 17
     FP8_WIDE = 18
+    MXFP4 = 19
 
 
 class Prologue(enum.IntEnum):
@@ -146,6 +148,8 @@ class QuantisedMatrix:
             raise ValueError(f"{self.kind.name} weights have no NaN")
         if scales.dtype is not torch.float32 or (zeros is not None and zeros.dtype is not torch.uint8):
             raise ValueError("scales must be float32 and zeros uint8")
+        if self.kind is WeightKind.MXFP4 and not mxfp4.are_exact(codes, scales):
+            raise ValueError("MXFP4 weights are twice a 4-bit float each, and their scales powers of two")
         if any(one is not None and one.shape != (num_rows, groups) for one in (scales, zeros)):
             raise ValueError(f"scales and zeros must be [{num_rows}, groups], one for each")
         scales, zeros = scales.contiguous(), None if zeros is None else zeros.contiguous()

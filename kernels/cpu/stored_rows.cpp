@@ -56,6 +56,11 @@ void read_q5_1(const uint8_t* block, uint8_t* codes, int64_t group, PlainRow& pl
   add_fifths(block + 4, codes);
 }
 
+void read_mxfp4(const uint8_t* block, uint8_t* codes, int64_t group, PlainRow& plain) {
+  plain.set_first(group, block[0]);
+  read_nibbles(block + 1, codes);
+}
+
 // The outer scales of a block of 256 columns.
 void read_outer(const uint8_t* halves, int64_t super, PlainRow& plain) {
   const int count = plain.sizes.outer / 4;
@@ -154,6 +159,7 @@ void read_block(WeightKind kind, const uint8_t* block, uint8_t* codes, int64_t i
     case WeightKind::iq4_xs: return read_iq4_xs(block, codes, index, plain);
     case WeightKind::q3_k: return read_q3_k(block, codes, index, plain);
     case WeightKind::q2_k: return read_q2_k(block, codes, index, plain);
+    case WeightKind::mxfp4: return read_mxfp4(block, codes, index, plain);
     default: return;
   }
 }
@@ -173,6 +179,7 @@ int64_t block_bytes(WeightKind kind) {
     case WeightKind::iq4_xs: return 136;
     case WeightKind::q3_k: return 110;
     case WeightKind::q2_k: return 84;
+    case WeightKind::mxfp4: return 17;
     default: return 0;
   }
 }

@@ -20,15 +20,16 @@
 //   q4_1         5       nibbles   s * c + m                 s, m: half of 32
 //   q5_1         6       fives     s * c + m                 s, m: half of 32
 //   q5_k         5.75    fives     d * a * c - e * b         a, b: byte of 32; d, e: float of 256
-//   iq4_nl       4.5     curve     s * (t[c] - 128)          s: half of 32
-//   iq4_xs       4.375   curve     d * a * (t[c] - 128)      a: byte of 32; d: float of 256
+//   iq4_nl       4.5     places    s * (t[c] - 128)          s: half of 32
+//   iq4_xs       4.375   places    d * a * (t[c] - 128)      a: byte of 32; d: float of 256
 //   q3_k         3.625   threes    d * a * (c - 4)           a: byte of 16; d: float of 256
 //   q2_k         2.75    pairs     d * a * c - e * b         a, b: 4 bits of 16; d, e: float of 256
 //   fp8          9       floats    s * c                     s: float of 32
 //   fp8_wide     8.25    floats    s * c                     s: float of 128
+//   mxfp4        4.25    places    2^(e - 128) * (t[c] - 16) e: byte of 32
 //
 // All are formats of ggml, with outer scales widened, but for codes4, codes8 and fp8: they hold what other checkpoints
-// publish, with scales of any float type. Codes of fp8 are float8_e4m3fn, without NaN.
+// publish, with scales of any float type. Codes of fp8 are float8_e4m3fn, without NaN. t is the table of the kind.
 //
 // Functions have internal linkage, as in simd.h.
 #pragma once
@@ -57,9 +58,10 @@ enum class WeightKind : int32_t {
   q2_k = 16,
   fp8 = 17,
   fp8_wide = 18,
+  mxfp4 = 19,
 };
 
-constexpr int32_t kNumKinds = 19;
+constexpr int32_t kNumKinds = 20;
 
 constexpr int kPanelRows = 16;
 constexpr int kGroup = 32;       // columns that meet one scale of the input
@@ -73,7 +75,7 @@ enum class Codes {
   nibbles,  // 256
   fives,    // 256 + 64: low nibbles, then fifth bits
   sixes,    // 256 + 128: low nibbles, then upper 2 bits
-  curve,    // 256: nibbles that are places in kCurve
+  places,   // 256: nibbles that are places in a table of the kind
   threes,   // 128 + 64: as pairs, then third bits
   floats,   // 512, quads in an order of their own: 16 rows x column 0 in even bytes and column 2 in odd ones, then likewise
             // columns 1 and 3
@@ -82,12 +84,15 @@ enum class Codes {
 
 // What the codes of ggml's iq4 kinds mean, plus 128.
 constexpr uint8_t kCurve[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+// And those of mxfp4: twice a float of 4 bits (E2M1), plus 16.
+constexpr uint8_t kFloats[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
 // What weights' codes are multiplied with, and what is taken from them; see the table above.
 enum class Scaling {
   half,           // one scale
   half_minima,    // one scale, and what is added to the product
   whole,          // one scale, as a float
+  power,          // one scale, a power of two, as its exponent, plus 128
   zero,           // one scale, as a float, and a code that stands for zero
   byte,           // an outer scale of signed bytes
   byte_minima,    // outer scales of bytes: of codes, and of what is taken from their products
@@ -100,6 +105,7 @@ struct Traits {
   int offset;  // that all codes have
   Scaling scaling;
   int shared = 1;  // groups that have the same scales
+  const uint8_t* table = nullptr;  // what 16 places mean, with the offset
 };
 
 static constexpr Traits traits_of(WeightKind kind) {
@@ -117,12 +123,13 @@ static constexpr Traits traits_of(WeightKind kind) {
     case WeightKind::q4_1: return {Codes::nibbles, 0, Scaling::half_minima};
     case WeightKind::q5_1: return {Codes::fives, 0, Scaling::half_minima};
     case WeightKind::q5_k: return {Codes::fives, 0, Scaling::byte_minima};
-    case WeightKind::iq4_nl: return {Codes::curve, 128, Scaling::half};
-    case WeightKind::iq4_xs: return {Codes::curve, 128, Scaling::byte};
+    case WeightKind::iq4_nl: return {Codes::places, 128, Scaling::half, 1, kCurve};
+    case WeightKind::iq4_xs: return {Codes::places, 128, Scaling::byte, 1, kCurve};
     case WeightKind::q3_k: return {Codes::threes, 4, Scaling::byte_halves};
     case WeightKind::q2_k: return {Codes::pairs, 0, Scaling::nibble_halves};
     case WeightKind::fp8: return {Codes::floats, 0, Scaling::whole};
     case WeightKind::fp8_wide: return {Codes::floats, 0, Scaling::whole, 4};
+    case WeightKind::mxfp4: return {Codes::places, 16, Scaling::power, 1, kFloats};
   }
   return {};
 }
@@ -133,7 +140,7 @@ static constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
     case Codes::floats: return 512;
     case Codes::planes:
     case Codes::nibbles:
-    case Codes::curve: return 256;
+    case Codes::places: return 256;
     case Codes::fives: return 320;
     case Codes::sixes: return 384;
     case Codes::threes: return 192;
@@ -155,6 +162,7 @@ static constexpr ScaleBytes bytes_of(Scaling scaling) {
     case Scaling::half: return {2};
     case Scaling::half_minima: return {2, 2};
     case Scaling::whole: return {4};
+    case Scaling::power: return {1};
     case Scaling::zero: return {4, 1};
     case Scaling::byte: return {1, 0, 4};
     case Scaling::byte_minima: return {1, 1, 8};

@@ -2,8 +2,10 @@
 #include "weight_layout.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "affine_fit.h"
 #include "half.h"
@@ -39,14 +41,30 @@ void quantise_to_nibbles(const float* row, int64_t groups, PlainRow& plain) {
   }
 }
 
+// Where the table of the kind has each code; codes themselves where it has none.
+std::array<uint8_t, 256> places_of(WeightKind kind) {
+  std::array<uint8_t, 256> places;
+  std::iota(places.begin(), places.end(), uint8_t{0});
+  const uint8_t* table = traits_of(kind).table;
+  for (int place = 15; table != nullptr && place >= 0; --place) places[table[place]] = static_cast<uint8_t>(place);
+  return places;
+}
+
 // Scales of more columns than the kind's share one are repeated.
 void take_codes(WeightKind kind, const PublishedCodes& rows, int64_t row, int64_t columns, PlainRow& plain) {
   const uint8_t* codes = rows.codes + row * columns;
   const int64_t unit = column_unit(kind), repeats = columns / rows.groups / unit;
   const float* scales = rows.scales + row * rows.groups;
-  for (int64_t i = 0; i < columns; ++i) plain.codes[i] = static_cast<uint8_t>(codes[i] + traits_of(kind).offset);
+  const std::array<uint8_t, 256> places = places_of(kind);
+  const int offset = traits_of(kind).offset;
+  for (int64_t i = 0; i < columns; ++i) plain.codes[i] = places[static_cast<uint8_t>(codes[i] + offset)];
   for (int64_t place = 0; place < columns / unit; ++place) {
-    plain.set_first(place, scales[place / repeats]);
+    const float scale = scales[place / repeats];
+    if (traits_of(kind).scaling == Scaling::power) {
+      plain.set_first(place, static_cast<uint8_t>(std::ilogb(scale) + 128));
+    } else {
+      plain.set_first(place, scale);
+    }
     if (rows.zeros != nullptr) plain.set_second(place, rows.zeros[row * rows.groups + place / repeats]);
   }
 }

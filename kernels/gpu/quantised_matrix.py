@@ -6,7 +6,7 @@
     Q4_0    as a GGUF file has it, bit by bit: groups of 32, float16    4.5 bits
     CODES4  as a checkpoint publishes them: scales and zeros of 128     4.31 bits, or 4.63 or 5.25
             inputs, or of 64 or 32
-    CODES8  likewise: one scale per output, or of 32 inputs             8 bits or 9
+    CODES8  likewise: one scale per output, or of 32 inputs; MXFP4      8 bits or 9
 
 Matrices of one product (query, key and value) lie one after the other and are multiplied in one launch. Holds the
 layout of ``kernels.gpu.quantised_gemm``; norms and gates are not its business.
@@ -19,6 +19,7 @@ from enum import Enum
 
 import torch
 
+from kernels import mxfp4
 from kernels.gpu.quantised_gemm import INT4_GROUPS, QuantisedWeight, quantised_gemm
 
 _STORED_GROUP = 32
@@ -67,7 +68,13 @@ class DeviceMatrix:
         return self.weight.nbytes
 
     def pack_stored(self, first_row: int, rows: torch.Tensor, num_threads: int = 1) -> None:
-        """Fill rows from ``first_row`` on from uint8 ``rows`` [num_rows, stored bytes] of a tensor of this kind."""
+        """Fill rows from ``first_row`` on from uint8 ``rows`` [num_rows, stored bytes] of a tensor of this kind.
+
+        Codes of 8 bits are those of a tensor in MXFP4.
+        """
+        if self.kind in (DeviceKind.CODES8, DeviceKind.CODES8_32):
+            self.pack_codes(first_row, *mxfp4.stored_codes(rows))
+            return
         assert self.kind.is_stored
         group_bytes = _SCALE_BYTES + _STORED_GROUP * self.kind.bits // 8
         groups = rows.view(len(rows), -1, group_bytes)
@@ -140,7 +147,9 @@ class DeviceKernels:
         self._is_deterministic = is_deterministic
 
     def kind(self, form: str, columns: int, group: int = _STORED_GROUP) -> DeviceKind | None:
-        """INT8 takes any number of columns, all others whole groups of 32."""
+        """INT8 takes any number of columns, all others whole groups of 32. MXFP4 is kept in whole numbers of a byte."""
+        if form == "MXFP4":
+            form = "codes8"
         if form == "codes4":
             form = f"codes4 in groups of {next((size for size in (128, 64, 32) if group % size == 0), 0)}"
         elif form == "codes8" and group != columns:

@@ -10,7 +10,7 @@ Layouts, of a matrix [rows, columns] with a scale for each row and each of its g
                         weight [rows, columns]; weight_scale [rows, groups], [rows, 1] or [1];
                         weight_zero_point int32 [rows / n, groups] packed along rows; weight_g_idx as GPTQ's
     mxfp4               blocks uint8 [rows, groups, 16], two 4-bit floats in a byte, the first lowest; scales uint8
-                        [rows, groups], exponents (``models.codes.mxfp4``)
+                        [rows, groups], exponents (``kernels.mxfp4``)
     fp8                 weight [rows, columns]; weight_scale_inv for each block of [128, 128], or weight_scale
 
 Sources: the AutoGPTQ, AutoAWQ and compressed-tensors projects, and transformers' documentation of ``fp8``.
@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from models.codes import mxfp4
+from kernels import mxfp4
 from models.codes.coded_weight import CodedWeight
 from models.codes.codes_spec import CodesForm, CodesMethod, CodesSpec
+from models.codes.mxfp4 import ENDINGS
 from models.errors import CheckpointError
 
 Parts = Mapping[str, torch.Tensor]
@@ -42,7 +43,7 @@ _SUFFIXES = {
         "input_zero_point",
         "input_global_scale",
     ),
-    CodesMethod.MXFP4: mxfp4.ENDINGS,
+    CodesMethod.MXFP4: ENDINGS,
     CodesMethod.FP8: ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale"),
 }
 _IGNORED = ("k_scale", "v_scale", "q_scale", "k_proj.output_scale", "v_proj.output_scale")

@@ -22,11 +22,14 @@ class CodesMethod(enum.StrEnum):
 
 
 class CodesForm(enum.StrEnum):
-    """What a code is, under the names by which kernels know it: 4 bits without a sign, int8, or float8_e4m3fn."""
+    """What a code is, under the names by which kernels know it: 4 bits without a sign, int8, float8_e4m3fn, or twice a
+    4-bit float, as an int8.
+    """
 
     BITS4 = "codes4"
     INT8 = "codes8"
     FP8 = "fp8"
+    MXFP4 = "MXFP4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def _fp8(fields: Fields) -> CodesSpec:
 
 
 def _mxfp4(fields: Fields) -> CodesSpec:
-    return CodesSpec(CodesMethod.MXFP4, CodesForm.INT8)
+    return CodesSpec(CodesMethod.MXFP4, CodesForm.MXFP4)
 
 
 def _compressed_tensors(fields: Fields) -> CodesSpec:

@@ -41,6 +41,7 @@ def load(path: Path, library: NativeLibrary, quantization: Quantization | None) 
         (Quantization.STORED, "a.down_proj.weight", 2048, Q.Q4_K, WeightKind.Q4_K),
         (Quantization.STORED, "a.down_proj.weight", 2048, Q.F16, None),
         (Quantization.STORED, "a.down_proj.weight", 2048, Q.Q5_K, WeightKind.Q5_K),
+        (Quantization.STORED, "a.down_proj.weight", 2880, Q.MXFP4, WeightKind.MXFP4),
         (Quantization.STORED, "a.down_proj.weight", 2048, Q.IQ3_S, None),
         (Quantization.STORED, "a.q_proj.weight", 640, None, None),
         (Quantization.INT8, "a.q_proj.weight", 640, None, WeightKind.Q8_0),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 
 from kernels.cpu.library import LibraryError, NativeLibrary, Variant
 from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix, QuantisedProduct, WeightKind
+from kernels.mxfp4 import stored_codes
 
-FORMS = [(form, group) for form in ("codes4", "codes8", "fp8") for group in (32, 128)]  # columns that share a scale
+FORMS = list(itertools.product(("codes4", "codes8", "fp8", "MXFP4"), (32, 128)))  # and columns that share a scale
+TWICE_FLOATS = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12)
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
@@ -33,13 +40,17 @@ class Published:
         generator = torch.Generator().manual_seed(seed)
         self.form, self.group = form, group
         shape = (rows, columns // group)
-        low, high = {"codes4": (0, 16), "codes8": (-128, 128), "fp8": (0, 256)}[form]
+        low, high = {"codes4": (0, 16), "codes8": (-128, 128), "fp8": (0, 256), "MXFP4": (0, 15)}[form]
         codes = torch.randint(low, high, (rows, columns), generator=generator)
+        if form == "MXFP4":
+            codes = torch.tensor(TWICE_FLOATS)[codes]
         if form == "fp8":
             codes[codes & 0x7F == 0x7F] = 0  # NaN
-        self.codes = codes.to(torch.int8 if form == "codes8" else torch.uint8)
+        self.codes = codes.to(torch.int8 if form in ("codes8", "MXFP4") else torch.uint8)
         signs = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         self.scales = (signs * torch.empty(shape).uniform_(-9, 0, generator=generator).exp()).to(scales).float()
+        if form == "MXFP4":
+            self.scales = torch.randint(-9, 1, shape, generator=generator).float().exp2()
         self.zeros = None
         if form == "codes4":
             self.zeros = torch.randint(0, 17, shape, generator=generator, dtype=torch.uint8)
@@ -124,6 +135,21 @@ def test_every_instruction_set_gives_the_same_product_of_floats_but_for_scales(b
     assert all(torch.equal(one, results[0]) for one in results[1:])
 
 
+def test_every_power_of_two_that_mxfp4_has_is_kept_to_the_bit(library: NativeLibrary) -> None:
+    """Subnormal numbers among them."""
+    blocks = np.random.default_rng(0).integers(0, 256, (16, 256, 17), dtype=np.uint8)
+    blocks[..., 0] = np.arange(256)
+    rows = blocks.reshape(16, -1)
+    with np.errstate(over="ignore"):
+        expected = torch.from_numpy(dequantize(rows, GGMLQuantizationType.MXFP4))
+    assert expected.view(16, 256, 32)[:, 0].abs().max() == 12 * 2.0**-128
+    stored, coded = (QuantisedMatrix(library, WeightKind.MXFP4, 16, 256 * 32) for _ in range(2))
+    stored.pack_stored(0, torch.from_numpy(rows))
+    coded.pack_codes(0, *stored_codes(torch.from_numpy(rows)))
+    for matrix in (stored, coded):
+        assert torch.equal(matrix.unpack(torch.arange(16)), expected)
+
+
 def test_runs_of_whole_panels_fill_a_matrix_in_any_order(best: NativeLibrary) -> None:
     published = Published("codes4", 70, 256, 128)
     assert published.zeros is not None
@@ -153,6 +179,7 @@ def test_wide_groups_take_fewer_bits(best: NativeLibrary) -> None:
         ("codes8", 1024, 1024),
         ("fp8", 1024, 64),
         ("fp8", 1024, 128),
+        ("MXFP4", 1024, 32),
     ]:
         kind = kernels.kind(form, columns, group)
         assert kind is not None
@@ -167,6 +194,7 @@ def test_wide_groups_take_fewer_bits(best: NativeLibrary) -> None:
         ("codes8", 1024): 8.25,
         ("fp8", 64): 9.0,
         ("fp8", 128): 8.25,
+        ("MXFP4", 32): 4.25,
     }
 
 
@@ -185,6 +213,10 @@ def test_what_the_kind_cannot_hold_is_refused(best: NativeLibrary) -> None:
         matrix.pack_codes(0, 16 * codes, scales, zeros)
     with pytest.raises(ValueError, match="no NaN"):
         QuantisedMatrix(best, WeightKind.FP8, 16, 256).pack_codes(0, 255 * codes, scales)
+    floats = QuantisedMatrix(best, WeightKind.MXFP4, 16, 256)
+    for code, scale in ((5, 1.0), (13, 1.0), (-7, 1.0), (1, 3.0), (1, -1.0), (1, 0.0), (1, 2.0**-129), (1, torch.inf)):
+        with pytest.raises(ValueError, match="twice a 4-bit float each, and their scales powers of two"):
+            floats.pack_codes(0, torch.full((16, 256), code, dtype=torch.int8), torch.full((16, 8), scale))
     with pytest.raises(ValueError, match="not those of 256 columns"):
         matrix.pack_codes(0, codes[:, :128].contiguous(), scales, zeros)
     with pytest.raises(ValueError, match=r"\[16, groups\]"):

@@ -36,10 +36,12 @@ def stored(kind: WeightKind, rows: int, columns: int, seed: int = 0) -> tuple[to
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (rows, columns // block, block_bytes), dtype=np.uint8)
     pairs = dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
-    places = {**pairs, "Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82)}.get(kind.name, (0,))
+    places = {**pairs, "Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}.get(kind.name, (0,))
     for place in places:
         scales = random.uniform(0.01, 0.1, (rows, columns // block)).astype(np.float16)
         blocks[:, :, place : place + 2] = scales[..., None].view(np.uint8)
+    if kind is WeightKind.MXFP4:
+        blocks[:, :, 0] = random.integers(120, 126, blocks.shape[:2])
     data = blocks.reshape(rows, -1)
     return torch.from_numpy(data), torch.from_numpy(gguf.quants.dequantize(data, quantization))
 
@@ -78,7 +80,7 @@ def test_products_are_those_of_the_quantised_input(library: NativeLibrary, kind:
 
 
 def test_a_product_of_several_kinds_lays_their_rows_one_after_the_other(library: NativeLibrary) -> None:
-    rows = [16, 40, 7, 33, 20, 41, 1, 15, 17, 32, 31, 18, 48]
+    rows = [16, 40, 7, 33, 20, 41, 1, 15, 17, 32, 31, 18, 48, 19]
     matrices = [packed(library, kind, count, 256, seed=count) for kind, count in zip(KINDS, rows, strict=True)]
     x = torch.randn(3, 256)
     together = QuantisedProduct(matrices).multiply(x)
@@ -343,4 +345,5 @@ def test_memory_is_that_of_the_file(best: NativeLibrary) -> None:
         WeightKind.IQ4_XS: 4.375,
         WeightKind.Q3_K: 3.625,
         WeightKind.Q2_K: 2.75,
+        WeightKind.MXFP4: 4.25,
     }

@@ -7,6 +7,7 @@ import torch
 
 from kernels.gpu.quantised_gemm import QuantisedWeight
 from kernels.gpu.quantised_matrix import DeviceKernels, DeviceKind, DeviceMatrix
+from kernels.mxfp4 import stored_codes
 
 KERNELS = DeviceKernels(is_deterministic=False)
 
@@ -98,6 +99,22 @@ def test_codes_of_a_checkpoint_keep_their_exact_values(
     product = matrix.joined([]).multiply(x.to(device)).cpu().double()
     exact = x.double() @ expected.double().T
     assert (product - exact).abs().max().item() < 2e-6 * exact.abs().max().item()
+
+
+def test_mxfp4_is_kept_in_whole_numbers_of_a_byte(device: torch.device) -> None:
+    gguf = pytest.importorskip("gguf", reason="a machine with a GPU need not have it")
+    rows = torch.randint(0, 256, (37, 8, 17), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    rows[..., 0] = rows[..., 0] % 32 + 110
+    expected = torch.from_numpy(gguf.quants.dequantize(rows.flatten(1).numpy(), gguf.GGMLQuantizationType.MXFP4))
+    kind = KERNELS.kind("MXFP4", 256, 32)
+    assert kind is DeviceKind.CODES8_32
+    stored, coded = made(kind, [37, 37], 256, device)
+    for start in (0, 16, 32):
+        run = rows[start : start + 16].flatten(1)
+        stored.pack_stored(start, run)
+        coded.pack_codes(start, *stored_codes(run))
+    for matrix in (stored, coded):
+        assert torch.equal(matrix.unpack(torch.arange(37, device=device)).cpu(), expected)
 
 
 def test_codes_that_a_gpu_has_no_groups_for_are_not_kept() -> None:

@@ -11,14 +11,15 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
+from kernels.mxfp4 import codes_in_turn, stored_codes
 from models.codes.code_reader import CodeReader
 from models.codes.codes_spec import CodesForm, CodesMethod, CodesSpec
-from models.codes.mxfp4 import codes_in_turn, gguf_codes, single_experts
+from models.codes.mxfp4 import single_experts
 from models.errors import CheckpointError
 from models.gguf_weights import dequantized
 from models.safetensors_file import SafetensorsFile
 
-SPEC = CodesSpec(CodesMethod.MXFP4, CodesForm.INT8)
+SPEC = CodesSpec(CodesMethod.MXFP4, CodesForm.MXFP4)
 
 
 def test_a_byte_is_two_columns_the_lower_half_first() -> None:
@@ -33,7 +34,7 @@ def test_blocks_of_gguf_files_are_what_the_gguf_package_makes_of_them() -> None:
     rows = np.random.default_rng(7).integers(0, 256, (48, 3 * 17), dtype=np.uint8)
     rows.reshape(48, 3, 17)[:, :, 0] = np.arange(48 * 3).reshape(48, 3) + 60
     expected = torch.from_numpy(dequantize(rows, GGMLQuantizationType.MXFP4))
-    codes, scales = gguf_codes(torch.from_numpy(rows))
+    codes, scales = stored_codes(torch.from_numpy(rows))
     assert torch.equal((codes.float().view(48, 3, 32) * scales[..., None]).flatten(1), expected)
     assert torch.equal(dequantized(rows, GGMLQuantizationType.MXFP4), expected)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.codes.codes_spec import CodesMethod
+from models.codes.codes_spec import CodesForm, CodesMethod
 from models.errors import CheckpointError
 from models.registry import spec_from_config
 from models.spec import ExpertsSpec, QKNorm
@@ -171,7 +171,7 @@ def test_gpt_oss_20b() -> None:
     assert (spec.activation, spec.head_dim, spec.attention_scale) == ("swiglu_oai", 64, 0.125)
     assert (spec.max_position, spec.checkpoint_dtype) == (131072, "bfloat16")
     assert spec.codes is not None
-    assert spec.codes.method is CodesMethod.MXFP4
+    assert (spec.codes.method, spec.codes.form) == (CodesMethod.MXFP4, CodesForm.MXFP4)
     rope = spec.layers[0].rope
     assert rope is not None
     assert (rope.scaling, rope.theta, rope.parameters["truncate"]) == ("yarn", 150000.0, False)
