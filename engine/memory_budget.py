@@ -110,6 +110,9 @@ def measure(
     return MemoryBudget(memory.total(), share or GPU_MEMORY_SHARE, memory.in_use(), weights, step, graphs)
 
 
+_NO_HOST_MEMORY = "can't allocate memory"  # what torch says of a CPU's; it has no class of its own for that
+
+
 class MemoryUse(Enum):
     """What a start takes memory for, and what can be done where there is too little."""
 
@@ -142,6 +145,11 @@ class StartMemory:
         except torch.OutOfMemoryError as error:
             doing, remedy = use.value
             raise ConfigError(f"out of GPU memory while {doing}{self._numbers()}: try {remedy}") from error
+        except RuntimeError as error:
+            if _NO_HOST_MEMORY not in str(error):
+                raise
+            doing, remedy = use.value
+            raise ConfigError(f"out of memory while {doing}{self._numbers()}: try {remedy}") from error
 
     def _numbers(self) -> str:
         parts = list(self._taken)

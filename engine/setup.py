@@ -15,7 +15,7 @@ from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.device_setup import DeviceSetup
 from engine.input_batch import InputBatch
-from engine.memory_budget import MemoryBudget, StartMemory
+from engine.memory_budget import MemoryBudget, MemoryUse, StartMemory
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.runner import Runner
@@ -52,14 +52,15 @@ class HostSetup:
         return None
 
     def make_runner(self, model: CausalLM, pool: PagePool) -> tuple[StepRunner, list[str]]:
-        inputs = InputBatch(
-            self._plan.groups,
-            self._config.block_size,
-            self._config.max_num_seqs,
-            self._choices.max_model_len,
-            self._choices.device,
-            min_rows=self._choices.backend.min_rows,
-        )
+        with self.memory.taking(MemoryUse.BUFFERS):
+            inputs = InputBatch(
+                self._plan.groups,
+                self._config.block_size,
+                self._config.max_num_seqs,
+                self._choices.max_model_len,
+                self._choices.device,
+                min_rows=self._choices.backend.min_rows,
+            )
         return Runner(model, pool.kv_cache, inputs, pool.host_cache), []
 
     def make_executor(self) -> StepExecutor:

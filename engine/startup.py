@@ -23,6 +23,7 @@ from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.setup import choose_setup
 from engine.step_executor import StepExecutor
+from engine.weight_memory import check_weight_memory
 from models.loader import load_model, stored_forms
 from models.model import CausalLM
 from scheduler.config import SchedulerConfig
@@ -53,6 +54,8 @@ def build_engine(
     torch.set_num_threads(choices.threads)
     plan = PagePlan.of(choices.spec, config.block_size, choices.kv_dtype)
     setup = choose_setup(config, choices, plan)
+    if not choices.has_own_memory:
+        check_weight_memory(choices)
     with times.stage("weights"), setup.memory.taking(MemoryUse.WEIGHTS):
         model = _load(choices, on_progress)
         executor = setup.make_executor()

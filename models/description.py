@@ -46,23 +46,33 @@ def describe(model: str | None, *, revision: str | None = None, offline: bool = 
     return _describe_remote(repository, hub_id)
 
 
-def _describe_local(checkpoint: Checkpoint) -> Description:
+def weight_census(checkpoint: Checkpoint, spec: ModelSpec) -> WeightCensus:
+    """What the headers of the files of ``checkpoint`` say of its weights."""
     if checkpoint.format is CheckpointFormat.GGUF:
-        file = checkpoint.gguf_file()
-        spec = spec_from_gguf(file)
         tensors = [
-            StoredTensor(one.name, one.quantization.name, one.shape, one.data.nbytes) for one in file.tensors.values()
+            StoredTensor(one.name, one.quantization.name, one.shape, one.data.nbytes)
+            for one in checkpoint.gguf_file().tensors.values()
         ]
-        kind = file.metadata.get("tokenizer.ggml.model")
-        has_template = "tokenizer.chat_template" in file.metadata
-        tokenizer = _GGUF_TOKENIZERS.get(kind, kind) if isinstance(kind, str) else None
-        return Description(checkpoint.name, spec, WeightCensus.of(tensors, spec), tokenizer, has_template)
+        return WeightCensus.of(tensors, spec)
     tensors = [
         StoredTensor(one.name, one.dtype, one.shape, one.data.nbytes)
         for file in checkpoint.safetensors_files()
         for one in file.tensors.values()
     ]
-    return _describe_directory(checkpoint, tensors, frozenset(path.name for path in checkpoint.path.iterdir()))
+    return WeightCensus.of(tensors, spec, _code_bits(checkpoint))
+
+
+def _describe_local(checkpoint: Checkpoint) -> Description:
+    if checkpoint.format is CheckpointFormat.GGUF:
+        file = checkpoint.gguf_file()
+        spec = spec_from_gguf(file)
+        kind = file.metadata.get("tokenizer.ggml.model")
+        has_template = "tokenizer.chat_template" in file.metadata
+        tokenizer = _GGUF_TOKENIZERS.get(kind, kind) if isinstance(kind, str) else None
+        return Description(checkpoint.name, spec, weight_census(checkpoint, spec), tokenizer, has_template)
+    spec = checkpoint.read_spec()
+    names = frozenset(path.name for path in checkpoint.path.iterdir())
+    return _describe_directory(checkpoint, spec, weight_census(checkpoint, spec), names)
 
 
 def _describe_remote(repository: HubRepository, hub_id: HubId) -> Description:
@@ -77,15 +87,22 @@ def _describe_remote(repository: HubRepository, hub_id: HubId) -> Description:
     path = repository.download(name for name in _READ_ANYWAY if name in repository.files)
     tensors = [StoredTensor(*one) for one in repository.safetensors_headers()]
     checkpoint = Checkpoint(repository.name, path, CheckpointFormat.SAFETENSORS)
-    return _describe_directory(checkpoint, tensors, repository.files)
+    spec = checkpoint.read_spec()
+    weights = WeightCensus.of(tensors, spec, _code_bits(checkpoint))
+    return _describe_directory(checkpoint, spec, weights, repository.files)
 
 
-def _describe_directory(checkpoint: Checkpoint, tensors: list[StoredTensor], names: frozenset[str]) -> Description:
-    """``names``: of the files there are, also of those that are not here."""
-    spec, path = checkpoint.read_spec(), checkpoint.path
-    quantised = read_json(path / CONFIG).get("quantization_config")
+def _code_bits(checkpoint: Checkpoint) -> int | None:
+    quantised = read_json(checkpoint.path / CONFIG).get("quantization_config")
     bits = quantised.get("bits") if isinstance(quantised, dict) else None
-    weights = WeightCensus.of(tensors, spec, bits if isinstance(bits, int) and bits > 0 else None)
+    return bits if isinstance(bits, int) and bits > 0 else None
+
+
+def _describe_directory(
+    checkpoint: Checkpoint, spec: ModelSpec, weights: WeightCensus, names: frozenset[str]
+) -> Description:
+    """``names``: of the files there are, also of those that are not here."""
+    path = checkpoint.path
     tokenizer = None
     if "tokenizer.json" in names:
         file = path / "tokenizer.json"

@@ -69,6 +69,39 @@ def test_a_pool_in_which_no_token_fits_is_a_config_error(default_gguf: Path) -> 
     assert start(default_gguf, num_gpu_blocks_override=6).num_pages == 6
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_bytes"),  # 110,528 parameters, in the file in float32
+    [
+        ({"dtype": "float32"}, 442_112),
+        ({"dtype": "bfloat16"}, 221_056),
+        ({"dtype": "bfloat16", "quantization": "none"}, 221_056),
+        ({"quantization": "int8"}, 110_528),
+        ({"quantization": "int4"}, 55_264),
+    ],
+)
+def test_weights_larger_than_the_memory_left_are_refused_before_they_are_read(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], num_bytes: int
+) -> None:
+    monkeypatch.setattr("engine.weight_memory.available_memory", lambda: num_bytes)
+    start(tiny_llama_dir, **settings)
+    monkeypatch.setattr("engine.weight_memory.available_memory", lambda: num_bytes - 1)
+    monkeypatch.setattr("engine.startup.load_model", lambda *_, **__: pytest.fail("weights were read"))
+    with pytest.raises(
+        ConfigError, match=r"^the weights take at least 0\.00 GB, more than the 0\.00 GB of memory left: "
+    ):
+        start(tiny_llama_dir, **settings)
+
+
+def test_memory_that_the_host_does_not_give_is_one_sentence(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.setup.InputBatch", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
+    with pytest.raises(
+        ConfigError, match=r"^out of memory while making block tables and buffers of steps: try a lower"
+    ):
+        start(tiny_llama_dir)
+
+
 def test_a_device_without_pages_of_the_dtype_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(dtype: torch.dtype, device: torch.device) -> None:
         raise ValueError(f"no {dtype} on {device}")
