@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from models.checkpoint import Checkpoint, CheckpointFormat, read_json, resolve_checkpoint
 from models.errors import CheckpointError
@@ -34,7 +35,7 @@ class Description:
 
 def describe(model: str | None, *, revision: str | None = None, offline: bool = False) -> Description:
     """Describe what `resolve_checkpoint` would find. Raises CheckpointError."""
-    hub_id = None if model is None else HubId.parse(model)
+    hub_id = None if model is None or Path(model).expanduser().exists() else HubId.parse(model)
     try:
         return _describe_local(resolve_checkpoint(model, revision=revision, offline=offline or hub_id is not None))
     except CheckpointError:

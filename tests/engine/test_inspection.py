@@ -144,3 +144,13 @@ def test_every_kv_dtype_of_a_server_is_told(tiny_llama_dir: Path) -> None:
     assert {"auto", *ELEMENT_BYTES} == set(KV_CACHE_DTYPES)
     sizes = [one.page_bytes for one in inspect_model(str(tiny_llama_dir), memory=0).fits]
     assert sizes == [math.prod((2, 2, 2, 16)) * row for row in (64, 32, 32, 20, 20)]
+
+
+def test_a_file_whose_path_looks_like_a_hub_id_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"^models/config\.json is not a GGUF file"):
+        inspect_model("models/config.json")
