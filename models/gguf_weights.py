@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from kernels.mxfp4 import stored_codes
@@ -70,6 +71,11 @@ class _Chunk:
 
 def _chunks(tensors: Mapping[str, GGUFTensor], places: Places) -> Iterator[_Chunk]:
     for tensor in tensors.values():
+        if not _is_readable(tensor.quantization):
+            raise CheckpointError(
+                f"{tensor.file.path}: the tensor {tensor.name!r} is of the type {tensor.quantization.name}, which is "
+                "not supported"
+            )
         for placement, parameter in places.claim(tensor.name, tensor.shape, tensor.file.path):
             kept = places.kept.get(placement.name)
             if len(parameter.shape) == 1:
@@ -99,6 +105,16 @@ def _vector(tensor: GGUFTensor, placement: Placement) -> npt.NDArray[np.uint8]:
     if placement.expert is not None:
         values = values[placement.expert]
     return (values if placement.rows is None else values[placement.rows]).view(np.uint8)
+
+
+@cache
+def _is_readable(quantization: GGMLQuantizationType) -> bool:
+    block = np.zeros((1, GGML_QUANT_SIZES[quantization][1]), dtype=np.uint8)
+    try:
+        dequantized(block, quantization)
+    except CheckpointError:
+        return False
+    return True
 
 
 def dequantized(rows: npt.NDArray[np.uint8], quantization: GGMLQuantizationType) -> torch.Tensor:

@@ -51,7 +51,7 @@ async def load_adapter(state: ServerState, request: Request) -> Response:
     body = parse_body(LoadAdapterBody, await _raw(state, request))
     if body.lora_name == state.served_model_name:
         raise bad_request(f"lora_name: {body.lora_name!r} is the model itself", "lora_name", "adapter_exists")
-    if not Path(body.lora_path).is_absolute():
+    if not Path(body.lora_path).is_absolute() or "\0" in body.lora_path:
         raise bad_request(f"lora_path: must be an absolute path, not {body.lora_path!r}", "lora_path")
     try:
         await state.client.load_adapter(body.lora_name, body.lora_path, replaces=body.load_inplace is True)

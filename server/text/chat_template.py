@@ -167,7 +167,8 @@ class ChatTemplate:
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(f"The chat template is wrong in line {error.lineno}: {error.message}.") from error
+            reason = (error.message or "it cannot be read").rstrip(".")
+            raise ChatTemplateError(f"The chat template is wrong in line {error.lineno}: {reason}.") from error
 
     @cached_property
     def variables(self) -> frozenset[str]:

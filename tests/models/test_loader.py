@@ -318,3 +318,16 @@ def test_progress_grows_to_the_whole_and_threads_come_back(
     assert len(seen) > 10
     assert seen[-1][0] == seen[-1][1] > 0
     assert len({total for _, total in seen}) == 1
+
+
+def test_a_gguf_type_that_holds_no_weights_is_named_with_the_tensor_and_the_file(
+    tiny_llama_dir: Path, tmp_path: Path
+) -> None:
+    file = write_gguf(tiny_llama_dir, tmp_path / "a.gguf", "llama", Quantization.Q8_0)
+    content = bytearray(file.read_bytes())
+    place = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 12  # its dimensions are before its type
+    content[place : place + 4] = Quantization.I32.to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        load(file)
+    assert str(refused.value) == f"{file}: the tensor 'output_norm.weight' is of the type I32, which is not supported"

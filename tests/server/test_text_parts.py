@@ -66,3 +66,25 @@ def test_what_cannot_be_loaded_is_an_error_with_a_sentence(directory: Path) -> N
     (directory / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError):
         load_text_parts(checkpoint, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (
+            "{{ m",
+            "The chat template is wrong in line 1: unexpected end of template, expected 'end of print statement'. ",
+        ),
+        ([{"name": "rag", "template": "x"}], 'None of the model\'s chat templates is named "default". '),
+    ],
+)
+def test_a_models_own_template_that_cannot_be_used_says_whose_it_is_and_how_to_give_another(
+    directory: Path, template: object, words: str
+) -> None:
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    (directory / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    checkpoint = resolve_checkpoint(str(directory))
+    with pytest.raises(ChatTemplateError) as refused:
+        load_text_parts(checkpoint, None)
+    assert str(refused.value) == f"{directory}: {words}Another can be given with --chat-template."
+    assert load_text_parts(checkpoint, "{{ 'users' }}").chat_template is not None

@@ -123,6 +123,7 @@ async def test_what_is_wrong_with_an_adapter_is_told_in_the_engines_words(adapte
         ({"lora_name": 5}, "lora_name"),
         ({"lora_path": ""}, "lora_path"),
         ({"lora_path": "relative/path"}, "lora_path"),
+        ({"lora_path": "/adapters/\0"}, "lora_path"),
         ({"lora_path": "org/name"}, "lora_path"),
         ({"lora_path": None}, "lora_path"),
         ({"load_inplace": "yes"}, "load_inplace"),
