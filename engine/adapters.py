@@ -115,14 +115,15 @@ class Adapters:
 
     def load_now(self, name: str, path: str) -> None:
         """Read and install one; raises AdapterError."""
-        self._install(LoadAdapter(0, name, path), self._require_store().read(path))
+        self._install(LoadAdapter(0, name, path), self._read(path))
 
     def begin_load(self, message: LoadAdapter) -> None:
         """Begin to read one, while steps go on; see `take_loaded`."""
         read: Future[StoredAdapter] = Future()
         try:
             self._check_name(message)
-            read = self._readers.submit(self._require_store().read, message.path)
+            self._require_store()
+            read = self._readers.submit(self._read, message.path)
         except AdapterError as error:
             read.set_exception(error)
         self._loads.append(_Load(message, read))
@@ -136,10 +137,6 @@ class Adapters:
                 self._install(load.message, load.read.result())
             except AdapterError as error:
                 answers.append(self._answer(load.message.query_id, error))
-            except Exception as error:  # no adapter may end an engine that has requests
-                logger.exception("adapter %r from %s failed to load", load.message.name, load.message.path)
-                problem = f"{load.message.path} cannot be loaded: {type(error).__name__}: {error}"
-                answers.append(self._answer(load.message.query_id, AdapterError("invalid_adapter", problem)))
             else:
                 answers.append(self._answer(load.message.query_id))
         return answers
@@ -177,6 +174,16 @@ class Adapters:
         if installed is not None:
             installed.users.discard(request_id)
             self._remove_unused(installed)
+
+    def _read(self, path: str) -> StoredAdapter:
+        try:
+            return self._require_store().read(path)
+        except AdapterError:
+            raise
+        except Exception as error:  # no file may end an engine that has requests, or keep it from coming back
+            logger.exception("the adapter in %s failed to load", path)
+            reason = f"{type(error).__name__}: {error}"
+            raise AdapterError("invalid_adapter", f"{path} cannot be loaded: {reason}") from error
 
     def _install(self, message: LoadAdapter, adapter: StoredAdapter) -> None:
         self._check_name(message)

@@ -86,6 +86,8 @@ def test_a_load_that_fails_in_a_way_nobody_thought_of_is_refused_and_the_engine_
     answer = load(adapters, "a", "surprise")
     assert answer.code == "invalid_adapter"
     assert answer.problem == "surprise cannot be loaded: RecursionError: nobody thought of this"
+    with pytest.raises(AdapterError, match=r"^surprise cannot be loaded: "):  # as an engine that comes back loads it
+        adapters.load_now("a", "surprise")
     assert load(adapters, "a", "x").problem == ""
 
 
