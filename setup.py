@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -75,11 +76,14 @@ class BuildNativeLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = self.get_ext_fullpath(ext.name)
-        objects = [made for source in PLAIN for made in self._compile(source, "dispatch", [])]
+        jobs: list[tuple[str, str, list[str]]] = []
         for variant, flags in VARIANTS.items():
             tables = {"KERNELS": "kernels", "PRODUCTS": "products", "ROWS": "rows", "SAMPLING": "sampling"}
             names = [f"-DOCTAVO_{macro}={table}_{variant}" for macro, table in tables.items()]
-            objects += [made for source in PER_VARIANT for made in self._compile(source, variant, [*names, *flags])]
+            jobs += [(source, variant, [*names, *flags]) for source in PER_VARIANT]
+        jobs += [(source, "dispatch", []) for source in PLAIN]  # the short ones last
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [made for objects in pool.map(lambda job: self._compile(*job), jobs) for made in objects]
         # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.
         self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s", "-pthread"], target_lang="c++")
 
