@@ -18,6 +18,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.lora_adapters import write_adapter
 from tests.server.monitoring.promql_names import selectors
 
 if TYPE_CHECKING:
@@ -125,11 +126,15 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Server], tiny_llama_dir: Path) -> Server:
+def server(
+    start_server: Callable[..., Server], tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Server:
+    adapter = write_adapter(tmp_path_factory.mktemp("adapters") / "poet", tiny_llama_dir, seed=1)
     return start_server(
         str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--threads", "1",
         "--num-gpu-blocks-override", "40", "--max-model-len", "256", "--max-num-seqs", "8",
         "--max-queued-requests", "1", "--watermark-tokens", "0", "--speculative", "ngram",
+        "--lora-modules", f"poet={adapter}",
     )  # fmt: skip
 
 
