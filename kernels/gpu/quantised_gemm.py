@@ -282,9 +282,9 @@ def variants() -> list[Variant]:
         finer = [(4, group, torch.float32, has_zeros) for group in (64, 32) for has_zeros in (False, True)]
         more = [*finer, (8, 32, torch.float32, False)] if dtype == torch.bfloat16 else []
         for bits, group, scales_dtype, has_zeros in kinds + more:
-            types = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
+            types: dict[str, str | None] = {name: pointer(dtype) for name in ("output_ptr", "x_ptr")}
             types |= {"codes_ptr": "*u8" if bits == 4 else pointer(torch.int8), "scales_ptr": pointer(scales_dtype)}
-            types |= {"zeros_ptr": "*u8"} if has_zeros else {}
+            types |= {"zeros_ptr": "*u8" if has_zeros else None} if bits == 4 else {}
             tiles = {quantised_gemm_tile(num_rows, dtype, bits=bits, group=group): None for num_rows in (1, 64, 1024)}
             for tile in tiles:
                 kind = (

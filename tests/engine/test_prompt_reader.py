@@ -202,11 +202,11 @@ def test_what_a_step_behind_a_failed_one_has_read_is_read_again(
     runner_model = engine.engine.runner._model
     hidden, failed = runner_model.hidden, []
 
-    def fail_once(step: StepTensors) -> Residual:
+    def fail_once(step: StepTensors, *rest: object) -> Residual:
         if not failed:
             failed.append(True)
             raise RuntimeError("the first step")
-        return hidden(step)
+        return hidden(step, *rest)
 
     monkeypatch.setattr(runner_model, "hidden", fail_once)
     engine.submit("victim", [256, *range(10)], 2)

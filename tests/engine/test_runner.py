@@ -38,11 +38,11 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     model = engine.engine.runner._model
     hidden, failed = model.hidden, []
 
-    def fail_once(step: StepTensors) -> Residual:
+    def fail_once(step: StepTensors, *rest: object) -> Residual:
         if len(PROMPT) in step.positions.tolist() and not failed:
             failed.append(True)
             raise RuntimeError("the first decode")
-        return hidden(step)
+        return hidden(step, *rest)
 
     monkeypatch.setattr(model, "hidden", fail_once)
     engine.step()  # submits the step that fails; the next one holds the victim and the other
