@@ -51,7 +51,8 @@ def test_kernels_of_every_kind_compile_for_every_chip(tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     run = compile_kernels(
         "--modules", "norms,rotary,activations,sampling,moe_gemm,quantised_gemm",
-        "--variants", r"sum 4096 bf|halves 128/128 bf|silu bf|summarise 262144 bf|16x64x128 5760x2880 bf|128_gemm 16x32x128 bf",
+        "--variants", "sum 4096 bf|halves 128/128 bf|silu bf|summarise 262144 bf|"
+                      "16x64x128 5760x2880 bf|128_gemm 16x32x128 bf",
         "--json", str(report),
     )  # fmt: skip
 
