@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 SOURCE = "kernels/cpu"
 PLAIN = (
+    "amx.cpp",
     "argmax.cpp",
     "attention.cpp",
     "dense_product.cpp",
@@ -31,19 +34,26 @@ PLAIN = (
     "weight_layout.cpp",
 )
 PER_VARIANT = ("dense_kernel.cpp", "tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
+OF_TILES = "amx_product.cpp"  # compiled for the vectors beside AMX, where the assembler knows its instructions
 HEADERS = (
     "affine_fit.h",
+    "amx.h",
+    "amx_product.h",
+    "amx_tiles.h",
     "argmax.h",
     "dense_kernel.h",
     "dense_product.h",
     "dispatch.h",
+    "group_totals.h",
     "half.h",
     "input_row.h",
+    "output_tile.h",
     "paged_attention.h",
     "panel.h",
     "panel_vectors.h",
     "panels.h",
     "plain_row.h",
+    "prefetch.h",
     "quantised_matrix.h",
     "ranking.h",
     "rows.h",
@@ -76,16 +86,31 @@ class BuildNativeLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = self.get_ext_fullpath(ext.name)
+        has_tiles = "avx512_bf16" in VARIANTS and self._assembles("tilerelease")
+        define = ["-DOCTAVO_AMX"] if has_tiles else []
         jobs: list[tuple[str, str, list[str]]] = []
         for variant, flags in VARIANTS.items():
             tables = {"KERNELS": "kernels", "PRODUCTS": "products", "ROWS": "rows", "SAMPLING": "sampling"}
             names = [f"-DOCTAVO_{macro}={table}_{variant}" for macro, table in tables.items()]
             jobs += [(source, variant, [*names, *flags]) for source in PER_VARIANT]
-        jobs += [(source, "dispatch", []) for source in PLAIN]  # the short ones last
+        if has_tiles:
+            jobs.append((OF_TILES, "amx", VARIANTS["avx512_bf16"]))
+        jobs += [(source, "dispatch", define) for source in PLAIN]  # the short ones last
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = [made for objects in pool.map(lambda job: self._compile(*job), jobs) for made in objects]
         # Deliberately not linked to an OpenMP runtime: the one that torch has loaded must serve both.
         self.compiler.link_shared_object(objects, target, extra_postargs=["-Wl,-s", "-pthread"], target_lang="c++")
+
+    def _assembles(self, instruction: str) -> bool:
+        probe = Path(self.build_temp, "probe.cpp")
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text(f'int main() {{ asm volatile("{instruction}"); }}\n')
+        try:
+            self.compiler.compile([str(probe)], output_dir=self.build_temp)
+        except CompileError:
+            print(f"the assembler does not know {instruction}: the CPU kernels are built without AMX")
+            return False
+        return True
 
     def _compile(self, source: str, variant: str, flags: list[str]) -> list[str]:
         # gcc 12 takes the undefined operands of its own AVX-512 intrinsics for uninitialised variables.
@@ -103,7 +128,7 @@ class PlatformWheel(bdist_wheel):
 
 library = Extension(
     "kernels.cpu.liboctavo_cpu",
-    sources=[f"{SOURCE}/{source}" for source in (*PLAIN, *PER_VARIANT)],
+    sources=[f"{SOURCE}/{source}" for source in (*PLAIN, *PER_VARIANT, OF_TILES)],
     depends=[f"{SOURCE}/{header}" for header in HEADERS],
     optional=True,
 )

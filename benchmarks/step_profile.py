@@ -32,7 +32,6 @@ from engine.config import KV_CACHE_DTYPES, CheckpointError, ConfigError, EngineC
 from engine.sampling_params import SamplingParams
 from kernels.backends import choose_backend
 from kernels.cpu.backend import NativeBackend
-from kernels.cpu.library import Variant
 from kernels.roofline import Cost
 
 SECTION = "step profile"
@@ -158,7 +157,7 @@ def report(form: Form, model: str | None, arguments: argparse.Namespace) -> str:
 def _attention_operands(kv_dtype: str) -> str:
     """What attention multiplies over such pages on this machine."""
     backend, _ = choose_backend(torch.device("cpu"))
-    is_short = isinstance(backend, NativeBackend) and backend.library.variant is Variant.AVX512_BF16
+    is_short = isinstance(backend, NativeBackend) and backend.library.variant.has_bf16
     return BFLOAT16 if is_short and kv_dtype not in ("float32", "float16") else FLOAT32
 
 

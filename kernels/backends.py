@@ -43,10 +43,17 @@ def check_page_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 def _choose_cpu_backend(is_deterministic: bool) -> tuple[AttentionBackend, list[str]]:
     from kernels.cpu.backend import NativeBackend, TorchBackend
-    from kernels.cpu.library import LibraryError, NativeLibrary
+    from kernels.cpu.library import LibraryError, NativeLibrary, TileSupport
 
+    reasons = {
+        TileSupport.NOT_GRANTED: "the system does not let this process use it",
+        TileSupport.WRONG: "it fails its check against AVX-512; please report this",
+    }
     try:
-        return NativeBackend(NativeLibrary(), is_deterministic=is_deterministic), []
+        library = NativeLibrary()
+        reason = reasons.get(library.tile_support)
+        warnings = [] if reason is None else [f"This processor has AMX, but {reason}. Products use AVX-512 instead."]
+        return NativeBackend(library, is_deterministic=is_deterministic), warnings
     except LibraryError as error:
         if is_deterministic:
             raise ValueError(f"{error}. Without it attention on CPUs is not deterministic") from error

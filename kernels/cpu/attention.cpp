@@ -172,15 +172,14 @@ const KernelTable& kernels_of(int variant) {
       &kernels_avx512_bf16,
 #endif
   };
-  return *table[variant];
+  return *table[vector_variant(variant)];
 }
 
 }  // namespace octavo
 
-// The best variant this machine can run, or whether it can run `variant` (0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512
-// with bfloat16).
+// The best variant this machine can run, or whether it can run `variant`.
 OCTAVO_EXPORT int octavo_best_variant() {
-  for (int variant = 3; variant > 0; --variant) {
+  for (int variant = octavo::kAmx; variant > 0; --variant) {
     if (octavo::supported(variant)) return variant;
   }
   return 0;

@@ -22,7 +22,7 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 const DenseTable* dense_of(int variant) {
 #ifdef OCTAVO_X86
-  if (variant == 3 && supported(3)) return &dense_avx512_bf16;
+  if (vector_variant(variant) == kAvx512Bf16 && supported(variant)) return &dense_avx512_bf16;
 #endif
   return nullptr;
 }

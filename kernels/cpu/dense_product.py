@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.huge_pages import use_huge_pages
-from kernels.cpu.library import NativeLibrary, Variant
+from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import TABLE_ROWS, Prologue
 
 MOST_ROWS = 32  # that are multiplied here: more is a matter of arithmetic, which torch's product is as good at
@@ -164,6 +164,6 @@ class NativeDense:
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> DenseMatrix | None:
         """Of a filled weight; None where its dtype, its columns or this machine are not for it."""
         fits = weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % GROUP == 0
-        if not fits or self._library.variant is not Variant.AVX512_BF16:
+        if not fits or not self._library.variant.has_bf16:
             return None
         return DenseMatrix(self._library, weight, bias)

@@ -5,25 +5,39 @@
 
 #include <cstdint>
 
+#include "amx.h"
+
 namespace octavo {
 
 constexpr int64_t kSerialWork = 1 << 15;  // below this many elements read, waking threads costs more than it saves
 
 enum Status : int { ok = 0, bad_layout = 1, bad_block = 2, bad_slot = 3, out_of_memory = 4, bad_variant = 5 };
 
-// Whether this machine can run `variant`: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with bfloat16, VNNI and VBMI.
+// Builds of the kernels, each for an instruction set that has all that those before have.
+enum Variant : int {
+  kPortable = 0,
+  kAvx2 = 1,
+  kAvx512 = 2,
+  kAvx512Bf16 = 3,  // and VNNI and VBMI
+  kAmx = 4,         // products with quantised weights alone: see vector_variant
+};
+
+// The build that a variant takes for all that is no such product.
+constexpr int vector_variant(int variant) { return variant == kAmx ? kAvx512Bf16 : variant; }
+
+// Whether this machine can run `variant`.
 inline bool supported(int variant) {
-  if (variant == 0) return true;
+  if (variant == kPortable) return true;
 #ifdef OCTAVO_X86
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (variant == 1) return avx2;
+  if (variant == kAvx2) return avx2;
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (variant == 2) return avx512;
-  if (variant == 3) {
-    return avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("avx512vbmi");
-  }
+  if (variant == kAvx512) return avx512;
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+                           __builtin_cpu_supports("avx512vbmi");
+  if (variant == kAvx512Bf16) return avx512_bf16;
+  if (variant == kAmx) return avx512_bf16 && tile_support() == TileSupport::works;
 #endif
   return false;
 }

@@ -32,6 +32,21 @@ class Variant(enum.IntEnum):
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
+    AMX = 4  # beside what AVX512_BF16 has
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bfloat16 numbers."""
+        return self >= Variant.AVX512_BF16
+
+
+class TileSupport(enum.IntEnum):
+    """Mirror of ``octavo::TileSupport`` in ``amx.h``: whether products with quantised weights use AMX."""
+
+    WORKS = 0
+    ABSENT = 1
+    NOT_GRANTED = 2
+    WRONG = 3
 
 
 class AttendCall(ctypes.Structure):
@@ -155,6 +170,7 @@ _FUNCTIONS: dict[str, list[type]] = {
     "octavo_replay": [_INT, _INT, _POINTER, _LONG],
     "octavo_sample": [_INT, _INT, _POINTER],
     "octavo_store_kv": [_INT, _INT, _POINTER],
+    "octavo_tile_support": [],
     "octavo_unpack_rows": [_INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
 }
 
@@ -194,6 +210,11 @@ class NativeLibrary:
             function = getattr(handle, name)
             function.argtypes = arguments
             function.restype = ctypes.c_int64 if name.endswith("_bytes") else ctypes.c_int
+
+    @property
+    def tile_support(self) -> TileSupport:
+        """Of this machine, whatever the variant."""
+        return TileSupport(self.handle.octavo_tile_support())
 
     def check(self, status: int) -> None:
         """Raise what ``status`` of a call through ``handle`` means, if anything."""

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "panel_vectors.h"
 #include "quantised_matrix.h"
@@ -161,6 +163,19 @@ inline Group<kind> unpack_group(const Panel& panel, int64_t group) {
   unpack_pair<kind, 3>(codes, lower, result.quads);
   unpack_scales<kind>(panel, group, result.scales);
   return result;
+}
+
+// work(kind), as a constant.
+template <class Work, int32_t... kinds>
+void with_kind(WeightKind kind, const Work& work, std::integer_sequence<int32_t, kinds...>) {
+  (void)((static_cast<int32_t>(kind) == kinds &&
+          (work(std::integral_constant<WeightKind, static_cast<WeightKind>(kinds)>()), true)) ||
+         ...);
+}
+
+template <class Work>
+void with_kind(WeightKind kind, const Work& work) {
+  with_kind(kind, work, std::make_integer_sequence<int32_t, kNumKinds>());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "simd.h"
 
@@ -82,6 +83,17 @@ inline Int16 dot_quad(Int16 sums, Byte64 codes, const int8_t* quad) {
     sums += reinterpret_cast<Int16>((words >> (8 * b)) & 0xff) * static_cast<int32_t>(quad[b]);
   }
   return sums;
+#endif
+}
+
+// sums + factors * number, of factors of 0 .. 32767 and a number of 16 bits, signed.
+inline Int16 add_products(Int16 sums, Int16 factors, const int32_t* number) {
+#if defined(__AVX512VNNI__)
+  // the upper halves of factors are 0, and those of the number do not matter
+  return reinterpret_cast<Int16>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(factors),
+                                                     _mm512_set1_epi32(*number)));
+#else
+  return sums + factors * splat(*number);
 #endif
 }
 
@@ -184,6 +196,17 @@ inline Byte64 merged(Byte64 a, Byte64 b, uint8_t mask) {
 #else
   return (a & places) | (b & ~places);
 #endif
+}
+
+template <class Work, int... i>
+inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, i...>, const Work& work) {
+  (work(i), ...);
+}
+
+// work(0), work(1), .. work(count - 1), each a copy of its own, so that arrays of vectors become registers.
+template <int count, class Work>
+inline __attribute__((always_inline)) void repeat(const Work& work) {
+  repeat(std::make_integer_sequence<int, count>(), work);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <new>
 #include <vector>
 
+#include "amx.h"
 #include "quantised_matrix.h"
 #include "team.h"
 
@@ -33,7 +34,7 @@ class RowScratch {
 
   QuantisedRows reserve(int64_t num_rows, int64_t columns) {
     QuantisedRows rows{nullptr, num_rows, columns};
-    const int64_t bytes = rows.size() * sizeof(InputGroup);
+    const int64_t bytes = (rows.size() + kTileRows - 1) * sizeof(InputGroup);  // the last tile is read as if it were full
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
@@ -131,6 +132,7 @@ inline void quantise_rows(const ProductCall& call, const ProductTable& kernels, 
 template <class Work>
 void run_part(const Panels& panels, int part, int num_parts, const Work& work) {
   work(part, panels.count() * part / num_parts, panels.count() * (part + 1) / num_parts);
+  release_tiles();
 }
 
 // Runs all parts. There are more of them than threads, so that a thread that the system takes its core from holds up the

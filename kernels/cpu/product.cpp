@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <new>
 
+#include "amx.h"
 #include "argmax.h"
 #include "dispatch.h"
 #include "panels.h"
@@ -19,6 +20,9 @@ const ProductTable* const* product_variants() {
       &products_avx2,
       &products_avx512,
       &products_avx512_bf16,
+#endif
+#ifdef OCTAVO_AMX
+      &products_amx,
 #endif
   };
   return table;

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
+#include "group_totals.h"
 #include "input_row.h"
+#include "output_tile.h"
 #include "panel.h"
+#include "prefetch.h"
 #include "quantised_matrix.h"
 
 namespace {
@@ -28,17 +30,6 @@ template <int offset>
 inline int32_t offset_sum(const InputGroup& input) {
   static_assert(offset == 8 || offset == 16 || offset == 128);
   return offset == 128 ? input.minus_128 : offset == 16 ? input.minus_16 : input.minus_8;
-}
-
-template <class Work, int... i>
-inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, i...>, const Work& work) {
-  (work(i), ...);
-}
-
-// work(0), work(1), .. work(count - 1), each a copy of its own, so that arrays of vectors become registers.
-template <int count, class Work>
-inline __attribute__((always_inline)) void repeat(const Work& work) {
-  repeat(std::make_integer_sequence<int, count>(), work);
 }
 
 // Adds quads [first, first + count) of weights and of each input to `sums`. Of few rows, a second sum of each keeps
@@ -76,20 +67,12 @@ inline __attribute__((always_inline)) void add_halves(const Weights& weights, co
   add_quads<0, 4, kRows>(weights.quads, inputs, sums);
   Float16 first[kRows];
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
-    first[m] = weights.scales[0] * __builtin_convertvector(sums[m], Float16);
+    first[m] = scaled_half(weights, sums[m]);
     sums[m] = splat(half_offset_sum<offset>(inputs[m].minus_32_second));
   });
   add_quads<4, 4, kRows>(weights.quads, inputs, sums);
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
-    const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(sums[m], Float16), first[m]);
-    totals[m] = multiply_add(sum, inputs[m].scale - Float16{}, totals[m]);
-    if constexpr (Weights::factors == Factors::halves_minima) {
-      const float scale = inputs[m].scale * 0x1p-5f;
-      const float first_sum = scale * static_cast<float>(inputs[m].minus_32_first);
-      const float second_sum = scale * static_cast<float>(inputs[m].minus_32_second);
-      totals[m] = multiply_add(weights.scales[2], first_sum - Float16{}, totals[m]);
-      totals[m] = multiply_add(weights.scales[3], second_sum - Float16{}, totals[m]);
-    }
+    totals[m] = with_halves(weights, inputs[m], first[m], sums[m], totals[m]);
   });
 }
 
@@ -97,23 +80,18 @@ inline __attribute__((always_inline)) void add_halves(const Weights& weights, co
 template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_whole(const Weights& weights, const InputGroup* inputs,
                                                      Float16* totals) {
-  constexpr Factors factors = Weights::factors;
   Int16 sums[kRows] = {};
   if constexpr (Weights::offset != 0) {
     repeat<kRows>([&](int m) __attribute__((always_inline)) {
       sums[m] = splat(offset_sum<Weights::offset>(inputs[m]));
     });
-  } else if constexpr (factors == Factors::zero) {
+  } else if constexpr (Weights::factors == Factors::zero) {
     const Int16 zeros = reinterpret_cast<Int16>(weights.scales[1]);
     repeat<kRows>([&](int m) __attribute__((always_inline)) { sums[m] = zeros * splat(inputs[m].minus_1); });
   }
   add_quads<0, 8, kRows>(weights.quads, inputs, sums);
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
-    const Float16 sum = __builtin_convertvector(sums[m], Float16);
-    totals[m] = multiply_add(weights.scales[0] * inputs[m].scale, sum, totals[m]);
-    if constexpr (factors == Factors::minimum) {
-      totals[m] = multiply_add(weights.scales[1], inputs[m].correction - Float16{}, totals[m]);
-    }
+    totals[m] = with_whole(weights, inputs[m], sums[m], totals[m]);
   });
 }
 
@@ -166,27 +144,6 @@ inline __attribute__((always_inline)) void add_group(const Group<kind>& weights,
   }
 }
 
-// Where the outputs of a panel go: `count` of each input row.
-struct OutputTile {
-  float* start;
-  int64_t stride;
-  int count;
-
-  template <int kRows>
-  inline __attribute__((always_inline)) void load(int64_t row, int num_rows, Float16* totals) const {
-    repeat<kRows>([&](int m) __attribute__((always_inline)) {
-      if (m < num_rows) totals[m] = load_lanes(start + (row + m) * stride, count);
-    });
-  }
-
-  template <int kRows>
-  inline __attribute__((always_inline)) void store(int64_t row, int num_rows, const Float16* totals) const {
-    repeat<kRows>([&](int m) __attribute__((always_inline)) {
-      if (m < num_rows) store_lanes(start + (row + m) * stride, totals[m], count);
-    });
-  }
-};
-
 // Groups as they lie in a panel, for a single tile. Memory is asked for those that follow, into the second cache: the
 // first one has no room for so many.
 template <WeightKind kind>
@@ -205,21 +162,6 @@ struct PackedGroups {
   }
 };
 
-// Asks memory for the part of the next panel that `bytes` from `start` on are of this one, some lines a step.
-class Prefetch {
- public:
-  Prefetch(const uint8_t* start, int64_t bytes, int64_t steps)
-      : next_(start + bytes), end_(next_ + bytes), lines_((bytes / 64 + steps - 1) / steps) {}
-
-  void step() {
-    for (int64_t i = 0; i < lines_ && next_ < end_; ++i, next_ += 64) __builtin_prefetch(next_, 0, 2);
-  }
-
- private:
-  const uint8_t *next_, *end_;
-  int64_t lines_;
-};
-
 // Groups that several tiles read: the first one unpacks them for all, on the way, where that is work. Meanwhile memory
 // is asked for the next panel.
 template <WeightKind kind>
@@ -228,19 +170,12 @@ struct SharedGroups {
   static constexpr bool kKeeps = code_bytes(kind) < 512;
 
   const Panel& panel;
-  Prefetch codes, lower;
+  NextPanel<kind> next;
   int64_t first = 0;  // of the run
   Group<kind> kept[kKeeps ? kRun : 1];
 
   SharedGroups(const Panel& panel, int64_t num_tiles)
-      : panel(panel),
-        codes(panel.start, panel_bytes(kind, panel.groups * kGroup), panel.groups * num_tiles),
-        lower(panel.lower, lower_bytes(kind, panel.groups * kGroup), panel.groups * num_tiles) {}
-
-  void prefetch() {
-    codes.step();
-    if (lower_bytes(kind, kGroup) != 0) lower.step();
-  }
+      : panel(panel), next(panel, panel.groups * num_tiles) {}
 };
 
 template <WeightKind kind>
@@ -248,7 +183,7 @@ struct FirstReading {
   SharedGroups<kind>& groups;
 
   Group<kind> at(int64_t group) const {
-    groups.prefetch();
+    groups.next.step();
     const Group<kind> unpacked = unpack_group<kind>(groups.panel, group);
     if (groups.kKeeps) groups.kept[group - groups.first] = unpacked;
     return unpacked;
@@ -260,7 +195,7 @@ struct LaterReading {
   SharedGroups<kind>& groups;
 
   auto at(int64_t group) const -> std::conditional_t<SharedGroups<kind>::kKeeps, const Group<kind>&, Group<kind>> {
-    groups.prefetch();
+    groups.next.step();
     if constexpr (SharedGroups<kind>::kKeeps) {
       return groups.kept[group - groups.first];
     } else {
@@ -320,25 +255,10 @@ void multiply_all(const Panel& panel, const QuantisedRows& rows, int64_t first, 
   multiply_tile<kind>(PackedGroups<kind>{panel}, 0, panel.groups, rows, first, output);
 }
 
-// work(kind), as a constant.
-template <class Work, int32_t... kinds>
-void with_kind(WeightKind kind, const Work& work, std::integer_sequence<int32_t, kinds...>) {
-  (void)((static_cast<int32_t>(kind) == kinds &&
-          (work(std::integral_constant<WeightKind, static_cast<WeightKind>(kinds)>()), true)) ||
-         ...);
-}
-
-template <class Work>
-void with_kind(WeightKind kind, const Work& work) {
-  with_kind(kind, work, std::make_integer_sequence<int32_t, kNumKinds>());
-}
-
 void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t first,
                     int64_t last, float* output, int64_t output_stride) {
   const Panel panel = panel_of(matrix, index, rows.columns);
-  const int64_t left = matrix.rows - index * kPanelRows;
-  const int num_outputs = left < kPanelRows ? static_cast<int>(left) : kPanelRows;
-  const OutputTile tile{output + index * kPanelRows, output_stride, num_outputs};
+  const OutputTile tile = output_tile_of(matrix, index, output, output_stride);
   with_kind(matrix.kind, [&](auto kind) { multiply_all<kind()>(panel, rows, first, last, tile); });
 }
 

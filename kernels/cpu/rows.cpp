@@ -20,7 +20,7 @@ const RowTable& rows_of(int variant) {
       &rows_avx512_bf16,
 #endif
   };
-  return *table[variant];
+  return *table[vector_variant(variant)];
 }
 
 }  // namespace

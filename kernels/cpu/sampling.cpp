@@ -30,7 +30,7 @@ const SamplingTable& sampling_of(int variant) {
       &sampling_avx512_bf16,
 #endif
   };
-  return *table[variant];
+  return *table[vector_variant(variant)];
 }
 
 namespace {

@@ -50,7 +50,7 @@ class PagedBatch:
     def is_bf16(self, backend: AttentionBackend) -> bool:
         """Whether ``backend`` multiplies this batch as bfloat16 numbers."""
         head_dim, pages_dtype = self.query.shape[2], self.pages.key.dtype
-        if not isinstance(backend, NativeBackend) or backend.library.variant is not Variant.AVX512_BF16:
+        if not isinstance(backend, NativeBackend) or not backend.library.variant.has_bf16:
             return False
         return head_dim % 64 == 0 if is_quantised(pages_dtype) else pages_dtype == torch.bfloat16 and head_dim % 32 == 0
 
