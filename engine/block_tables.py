@@ -87,4 +87,6 @@ class BlockTables:
 
     def of_rows(self, rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
         """The first ``num_blocks`` blocks of ``rows``: int32 [columns, len(rows), num_blocks]."""
+        if self.device is None:  # by numpy: torch wakes all threads for a few thousand entries
+            return torch.from_numpy(np.ascontiguousarray(self._pages[:, rows.numpy(), :num_blocks]))
         return self._shown[:, :, :num_blocks].index_select(1, rows)

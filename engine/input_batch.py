@@ -18,31 +18,36 @@ from engine.block_tables import Array, BlockTables
 from engine.prefix_order import PrefixOrder
 from engine.prefix_sharing import PrefixBounds, PrefixPlan, PrefixSharing
 from engine.step_buffers import StepBuffers, StepSections, StepShape, TableChanges
-from kernels.attention import AttentionMetadata, SharedPrefix
+from kernels.attention import AttentionMetadata, LastRows, SharedPrefix
 from scheduler.batch import ScheduledBatch, ScheduledRequest
 
 NULL_SLOT = -1
+LEAST_IDLE_TOKENS = 16  # for whose sake a step's last layer is computed for the others alone
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """What the model needs: int64 ``token_ids`` and ``positions`` [num_tokens], int64 ``logits_rows`` [num_draws].
 
-    ``metadata[group][column]`` is the layout for the layers of that column. All of it is valid until the next step is
-    prepared.
+    ``metadata[group][column]`` is the layout for the layers of that column. ``last``: the tokens of ``logits_rows``,
+    where they are so few that the last layer should be computed for no others; ``draws_all``: they are all tokens, in
+    their order. All of it is valid until the next step is prepared.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     logits_rows: torch.Tensor
     metadata: tuple[tuple[AttentionMetadata, ...], ...]
+    last: LastRows | None = None
+    draws_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FilledStep:
     """A step that was written to the host's buffers, and its largest lengths, which kernels take as plain ints.
 
-    ``prefix``: the largest lengths of what its decodes share, where they do.
+    ``prefix``: the largest lengths of what its decodes share, where they do. ``last_counts``: from how many of its last
+    tokens each sequence draws, where that says all of the draws.
     """
 
     shape: StepShape
@@ -50,6 +55,7 @@ class FilledStep:
     max_query_len: int
     max_seq_len: int
     prefix: PrefixBounds | None = None
+    last_counts: Array | None = None
 
 
 class InputBatch:
@@ -155,6 +161,7 @@ class InputBatch:
             int(counts.max(initial=1)),
             int(seq_lens.max(initial=0)),
             None if plan is None else plan.bounds,
+            _last_counts(requests) if self._tables.device is None and self._min_rows == 1 else None,
         )
 
     def fill_null(self, shape: StepShape) -> FilledStep:
@@ -231,6 +238,11 @@ class InputBatch:
                 shared_prefix=shared_prefix if self._groups[group].window is None else None,
             )
 
+        last = None
+        if step.last_counts is not None and step.shape.num_tokens - step.shape.num_draws >= LEAST_IDLE_TOKENS:
+            starts = np.zeros(len(step.last_counts) + 1, dtype=np.int32)
+            np.cumsum(step.last_counts, out=starts[1:])
+            last = LastRows(device.logits_rows, torch.from_numpy(starts), int(step.last_counts.max()))
         return StepTensors(
             token_ids=device.token_ids,
             positions=device.positions,
@@ -239,6 +251,8 @@ class InputBatch:
                 tuple(metadata(index, number) for number in range(group.pages_per_block))
                 for index, group in enumerate(self._groups)
             ),
+            last=last,
+            draws_all=step.last_counts is not None and step.shape.num_draws == step.shape.num_tokens,
         )
 
     def _update_row(self, request: ScheduledRequest) -> int:
@@ -255,6 +269,13 @@ def _fill_prefix(host: StepSections[Array], plan: PrefixPlan | None) -> None:
         host.prefix.members[:] = plan.members
         host.prefix.group_starts[:] = plan.group_starts
         host.prefix.prefix_lens[:] = plan.prefix_lens
+
+
+def _last_counts(requests: Sequence[ScheduledRequest]) -> Array | None:
+    """From how many of its last tokens each request draws; None where it draws several times from one."""
+    if any(request.samples and len(request.sequence_ids) != 1 for request in requests):
+        return None
+    return np.array([request.num_drafts + 1 if request.samples else 0 for request in requests])
 
 
 def _with_drafts(newest: Array, num_drafts: Sequence[int]) -> Array:

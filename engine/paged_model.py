@@ -57,8 +57,16 @@ class PagedModel:
     @torch.inference_mode()
     def hidden(self, step: StepTensors, adapters: LoraRows | None = None) -> Residual:
         """The final states of all tokens of the step, whose keys and values it stores; see `CausalLM.hidden`."""
-        layers = [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
-        return self._model.hidden(step.token_ids, step.positions, layers, adapters)
+        return self._model.hidden(step.token_ids, step.positions, self._paged_layers(step), adapters)
+
+    @torch.inference_mode()
+    def drawing(self, step: StepTensors, adapters: LoraRows | None = None) -> Residual:
+        """As `hidden`, of the tokens that draw alone."""
+        layers = self._paged_layers(step)
+        if step.last is not None and adapters is None:
+            return self._model.hidden(step.token_ids, step.positions, layers, last=step.last)
+        hidden = self._model.hidden(step.token_ids, step.positions, layers, adapters)
+        return hidden if step.draws_all else hidden.rows(step.logits_rows)
 
     @torch.inference_mode()
     def logits(self, hidden: Residual) -> torch.Tensor:
@@ -74,6 +82,9 @@ class PagedModel:
     def normed(self, hidden: Residual) -> torch.Tensor:
         """Float32 [num_rows, hidden_size]: states after the last norm."""
         return self._model.normed(hidden)
+
+    def _paged_layers(self, step: StepTensors) -> list[PagedLayer]:
+        return [PagedLayer(pages, step.metadata[group][column]) for pages, group, column in self._layers]
 
     def move_pages(self, transfers: Sequence[Transfer]) -> None:
         """Carry out, or with a stream queue, what the block manager decided, in its order."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 ADAPTER_POLL_SECONDS = 0.01  # while there is nothing to do but to read an adapter
+OPENMP_SPINS = "1000"  # some ten microseconds: what lies between two products of a layer
 IDLE_AUDIT_SECONDS = 5.0  # a look at 100,000 pages takes a third of a second: not between two requests of a user
 _PR_SET_PDEATHSIG = 1
 
@@ -49,6 +50,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
+    _calm_openmp()
     started = time.perf_counter()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
@@ -92,6 +94,16 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)  # it went before the request was made
+
+
+def _calm_openmp() -> None:
+    """Let OpenMP's helpers sleep soon after an operation of torch.
+
+    Left alone they spin for milliseconds, on cores that the native library's own threads want for the next call. Read
+    when torch is first imported; whoever starts the server may say otherwise.
+    """
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
 
 
 def run(engine: Engine, channel: Channel) -> None:

@@ -18,7 +18,7 @@ from engine.logit_edits import NO_EDITS, LogitEdit, StepEdits, edits_of_rows
 from engine.logprobs import token_logprobs
 from engine.lora_rows import lora_rows
 from engine.paged_model import PagedModel
-from engine.prompt_states import NO_PARTS, PromptPart, read_prompts
+from engine.prompt_states import NO_PARTS, PromptPart, PromptStates, read_prompts
 from engine.sampler import Sampler, uniform_draw
 from engine.sampling_params import SamplingParams, TokenLogprobs
 from engine.step_result import DrawnToken, FinishedStep
@@ -51,10 +51,15 @@ class Runner:
         self._model.move_pages(batch.transfers)
         self._fill_in(batch)
         step = self._inputs.prepare(batch)
-        hidden = self._model.hidden(step, lora_rows(batch, torch.tensor))
-        states = read_prompts(self._model, hidden, batch, parts, torch.tensor) if parts else {}
-        with torch.inference_mode():
-            drawing = hidden.rows(step.logits_rows)
+        adapters = lora_rows(batch, torch.tensor)
+        states: dict[str, PromptStates] = {}
+        if parts:
+            hidden = self._model.hidden(step, adapters)
+            states = read_prompts(self._model, hidden, batch, parts, torch.tensor)
+            with torch.inference_mode():
+                drawing = hidden.rows(step.logits_rows)
+        else:
+            drawing = self._model.drawing(step, adapters)
         drawn, draw_began = self._draw(batch, drawing, sampling, edits)
         ended = time.perf_counter()
         return FinishedStep(drawn, ended - started, ended - draw_began, states)

@@ -21,7 +21,7 @@ window: entries for pages that slid out of a window are stale or 0, the null pag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.products import DenseProduct, ExpertProduct, WeightKernels
@@ -68,6 +68,28 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     shared_prefix: SharedPrefix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LastRows:
+    """The tokens of a step whose final states are wanted: of every sequence its last ones, or none.
+
+    ``rows`` int64 [num_rows], ascending, of the step's tokens; ``query_start_loc`` int32 [num_seqs + 1] and
+    ``max_query_len`` lay out these rows alone.
+    """
+
+    rows: torch.Tensor
+    query_start_loc: torch.Tensor
+    max_query_len: int
+
+    def layout(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """``metadata`` for queries of these rows only; new keys and values are not theirs to store."""
+        return replace(
+            metadata,
+            query_start_loc=self.query_start_loc,
+            max_query_len=self.max_query_len,
+            shared_prefix=None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from kernels.attention import AttentionBackend, PagedLayer, Preparation
+from kernels.attention import AttentionBackend, LastRows, PagedLayer, Preparation
 from models.linear import Linear
 from models.lora import Projections
 from models.norms import Norm
@@ -73,18 +73,25 @@ class Attention:
         rotation: Rotation | None,
         paged: PagedLayer,
         scales: torch.Tensor | None = None,
+        last: LastRows | None = None,
     ) -> torch.Tensor:
-        """Attention of the normed hidden states; like them [num_tokens, hidden_size]. ``scales`` are of the queries."""
+        """Attention of the normed hidden states; like them [num_tokens, hidden_size]. ``scales`` are of the queries.
+
+        With ``last`` only of these rows; the keys and values of all tokens are stored.
+        """
         query, key, value = self._projected(residual, norm)
         if scales is not None:
             query.mul_(scales)
         norms = (self._query_norm, self._key_norm) if self._qk_norm is QKNorm.HEAD else (None, None)
         preparation = Preparation(*norms, self._eps, rotation)
         self._backend.prepare_and_store(query, key, value, paged.pages, paged.metadata.slot_mapping, preparation)
+        metadata = paged.metadata
+        if last is not None:
+            query, metadata = query[last.rows], last.layout(metadata)
         attended = self._backend.attend(
             query,
             paged.pages,
-            paged.metadata,
+            metadata,
             scale=self._scale,
             window=self._window,
             softcap=self._softcap,

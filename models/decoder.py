@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.attention import AttentionBackend, PagedLayer
+from kernels.attention import AttentionBackend, LastRows, PagedLayer
 from models.attention import query_scales
 from models.decoder_layer import DecoderLayer
 from models.embedding import Embedding
@@ -88,15 +88,17 @@ class Decoder:
         positions: torch.Tensor,
         layers: Sequence[PagedLayer],
         adapters: LoraRows | None = None,
+        last: LastRows | None = None,
     ) -> Residual:
         """See ``models.model.CausalLM.hidden``."""
+        assert last is None or adapters is None, "rows of adapters count all tokens"
         x = self._embedding(token_ids)
         if self._positions is not None:
             x = x + self._positions(positions)
         rotations = [rotary(positions) for rotary in self._rotaries]
         scales = None if self.spec.sharpening is None else query_scales(self.spec.sharpening, positions)
-        if self._replay is None or scales is not None or adapters is not None:
-            return self._after_layers(x, rotations, layers, scales, adapters)
+        if self._replay is None or scales is not None or adapters is not None or last is not None:
+            return self._after_layers(x, rotations, layers, scales, adapters, last)
         return Residual(self._replay(self._compute_layers, x, rotations, layers), self._backend)
 
     def logits(self, hidden: Residual) -> torch.Tensor:
@@ -135,10 +137,12 @@ class Decoder:
         layers: Sequence[PagedLayer],
         scales: torch.Tensor | None = None,
         adapters: LoraRows | None = None,
+        last: LastRows | None = None,
     ) -> Residual:
         residual = Residual(x, self._backend, adapters=adapters)
         for layer, rotary, paged in zip(self._layers, self._rotary_of_layer, layers, strict=True):
-            layer(residual, None if rotary is None else rotations[rotary], paged, scales)
+            wanted = last if layer is self._layers[-1] else None
+            layer(residual, None if rotary is None else rotations[rotary], paged, scales, wanted)
         return residual
 
     def projections(self) -> Mapping[str, LoraPlace]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.attention import AttentionBackend, PagedLayer
+from kernels.attention import AttentionBackend, LastRows, PagedLayer
 from models.attention import Attention
 from models.experts import Experts
 from models.lora import Projections
@@ -63,12 +63,22 @@ class DecoderLayer:
         self._mlp = _make_mlp(spec, layer, backend, dtype, device)
 
     def __call__(
-        self, residual: Residual, rotation: Rotation | None, paged: PagedLayer, scales: torch.Tensor | None = None
+        self,
+        residual: Residual,
+        rotation: Rotation | None,
+        paged: PagedLayer,
+        scales: torch.Tensor | None = None,
+        last: LastRows | None = None,
     ) -> None:
+        """Store the keys and values of all tokens. With ``last`` the other tokens' states end here."""
         states = residual
         if self._shared_norm is not None:
             states = Residual(residual.normed(self._shared_norm), self._backend, adapters=residual.adapters)
-        attended = self._attention.of_normed(states, self._attention_norm, rotation, paged, scales)
+        attended = self._attention.of_normed(states, self._attention_norm, rotation, paged, scales, last)
+        if last is not None:
+            residual.narrow(last.rows)
+            if states is not residual:
+                states.narrow(last.rows)
         if self._is_parallel:
             transformed = self._mlp.of_normed(states, self._mlp_norm)
             self._add(residual, attended, self._attended_norm)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.attention import PagedLayer
+from kernels.attention import LastRows, PagedLayer
 from models.lora import LoraAdapter, LoraPlace, LoraRows
 from models.parameter import Parameter
 from models.residual import Residual
@@ -37,8 +37,11 @@ class CausalLM(Protocol):
         positions: torch.Tensor,
         layers: Sequence[PagedLayer],
         adapters: LoraRows | None = None,
+        last: LastRows | None = None,
     ) -> Residual:
         """Run one ragged step and store its keys and values; the states of all its tokens before the last norm.
+
+        With ``last`` the states of these alone, for which the last layer computes no others. Not beside adapters.
 
         ``token_ids`` and ``positions`` are int64 [num_tokens], ``layers`` has one PagedLayer per layer of the spec.
         ``adapters``: the tokens that use one, of those that were added. The caller holds ``torch.inference_mode``, here

@@ -48,6 +48,12 @@ class Residual:
             self._x, self._branch = self._backend.add(self._x, self._branch), None
         return self._x
 
+    def narrow(self, row_ids: torch.Tensor) -> None:
+        """Forget all tokens but these; of states that no adapter changes."""
+        self._x = self._x[row_ids]
+        if self._branch is not None:
+            self._branch = self._branch[row_ids]
+
     def rows(self, row_ids: torch.Tensor) -> Residual:
         """Those of some tokens."""
         return Residual(self._x[row_ids], self._backend, None if self._branch is None else self._branch[row_ids])

@@ -200,15 +200,15 @@ def test_what_a_step_behind_a_failed_one_has_read_is_read_again(
     alone.run()
     engine = rig(tiny_llama_dir, deterministic=True, max_num_batched_tokens=16, async_scheduling=True)
     runner_model = engine.engine.runner._model
-    hidden, failed = runner_model.hidden, []
+    drawing, failed = runner_model.drawing, []
 
     def fail_once(step: StepTensors, *rest: object) -> Residual:
         if not failed:
             failed.append(True)
             raise RuntimeError("the first step")
-        return hidden(step, *rest)
+        return drawing(step, *rest)
 
-    monkeypatch.setattr(runner_model, "hidden", fail_once)
+    monkeypatch.setattr(runner_model, "drawing", fail_once)
     engine.submit("victim", [256, *range(10)], 2)
     engine.step()
     engine.submit("a", prompt, 4, prompt_logprobs=2)

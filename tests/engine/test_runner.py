@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.input_batch import StepTensors
 from models.residual import Residual
@@ -36,15 +37,15 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     engine.submit("victim", PROMPT, 8)
     engine.step()
     model = engine.engine.runner._model
-    hidden, failed = model.hidden, []
+    drawing, failed = model.drawing, []
 
     def fail_once(step: StepTensors, *rest: object) -> Residual:
         if len(PROMPT) in step.positions.tolist() and not failed:
             failed.append(True)
             raise RuntimeError("the first decode")
-        return hidden(step, *rest)
+        return drawing(step, *rest)
 
-    monkeypatch.setattr(model, "hidden", fail_once)
+    monkeypatch.setattr(model, "drawing", fail_once)
     engine.step()  # submits the step that fails; the next one holds the victim and the other
     engine.submit("other", PROMPT, 8)
     engine.run()
@@ -53,3 +54,36 @@ def test_a_failed_step_takes_nobody_along_who_joined_the_step_planned_behind_it(
     assert engine.tokens("other") == expected
     errors = [line for line in caplog.text.splitlines() if "Error: " in line]
     assert errors == ["RuntimeError: the first decode"]  # the step behind it is none
+
+
+def test_the_last_layer_computes_only_the_tokens_that_draw(rig: Callable, model: Path) -> None:
+    """While prompts are read: in a decode all tokens draw, and children draw from one token more than once."""
+    engine = rig(model, max_num_seqs=4, max_num_batched_tokens=64)
+    paged = engine.engine.runner._model
+    drawing, seen = paged.drawing, []
+
+    def tapped(step: StepTensors, *rest: object) -> Residual:
+        states = drawing(step, *rest)
+        torch.testing.assert_close(
+            states.total(), paged.hidden(step, *rest).rows(step.logits_rows).total(), rtol=1e-4, atol=1e-5
+        )
+        seen.append((len(step.token_ids), None if step.last is None else step.last.rows.tolist()))
+        return states
+
+    paged.drawing = tapped
+    engine.submit("a", list(range(100)), 3)
+    engine.submit("b", list(range(50, 70)), 3)
+    engine.run()
+    assert seen == [(64, [63]), (33, [32]), (25, [23, 24]), (1, None), (1, None)]  # "b" draws from the first on
+
+    seen.clear()
+    engine.submit("c", list(range(60)), 2, children=["d"])
+    engine.run()
+    assert seen == [(60, None), (2, None)]
+
+
+def test_all_tokens_are_computed_where_a_step_tells_of_its_prompts(rig: Callable, model: Path) -> None:
+    prompt = list(range(60))
+    engine = rig(model)
+    expected = engine.alone("plain", prompt, 4)
+    assert engine.alone("telling", prompt, 4, prompt_logprobs=2) == expected
