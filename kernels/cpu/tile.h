@@ -103,6 +103,18 @@ struct Rows : Factors<kQuantised<Page>> {
   const Page* values[kTileKeys];
 };
 
+// What of the tile after this one is to be fetched: a whole tile ahead, since memory takes longer to bring keys or values
+// than it takes to score or to weigh as many.
+template <class Page>
+const Page* const* keys_of(const Rows<Page>* upcoming) {
+  return upcoming == nullptr ? nullptr : upcoming->keys;
+}
+
+template <class Page>
+const Page* const* values_of(const Rows<Page>* upcoming) {
+  return upcoming == nullptr ? nullptr : upcoming->values;
+}
+
 template <int kRows>
 inline void store_scores(const vfloat (&sums)[kRows][kKeyBlock], float* scores) {
 #pragma GCC unroll 4
@@ -155,7 +167,7 @@ inline void score_rows(const Query* query, int rows, const Key* const* keys, con
   }
 }
 
-// Scores of all pairs; meanwhile fetches `upcoming`, the values of the same tile, unless null.
+// Scores of all pairs; meanwhile fetches `upcoming`, the keys of the next tile, unless null.
 template <class Query, class Key, class Page>
 void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page* const* upcoming, const Tile& tile,
                 int dim) {
@@ -290,7 +302,7 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
   }
 }
 
-// Adds the tile's weighted values; meanwhile fetches `upcoming`, the keys of the next tile, if there is one.
+// Adds the tile's weighted values; meanwhile fetches `upcoming`, the values of the next tile, unless null.
 template <class Weight, class Page>
 void weigh_tile(const Scratch& s, const State& state, int pairs, const Page* const* values,
                 const Page* const* upcoming, int dim) {

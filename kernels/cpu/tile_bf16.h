@@ -260,7 +260,7 @@ inline void interleave_values(const Page* first, const Page* second, int dim, Va
 
 template <class Page>
 void attend_tile(const bf16*, const octavo::AttendCall& call, int pairs, const Tile& tile, const Rows<Page>& rows,
-                 const Page* const* upcoming, const Scratch& s, const State& state) {
+                 const Rows<Page>* upcoming, const Scratch& s, const State& state) {
   const int dim = call.head_dim;
   const bool is_shared = pairs >= kInterleavingPairs;
   constexpr const bf16* const* nothing = nullptr;
@@ -275,10 +275,10 @@ void attend_tile(const bf16*, const octavo::AttendCall& call, int pairs, const T
     }
     score_tile<bf16>(s, pairs, keys, nothing, tile, dim);
   } else {
-    score_tile<bf16>(s, pairs, rows.keys, rows.values, tile, dim);
+    score_tile<bf16>(s, pairs, rows.keys, keys_of(upcoming), tile, dim);
   }
   soften_tile<bf16>(s, state, pairs, call.scale, call.softcap, rows);
-  if (!is_shared) return weigh_tile<bf16>(s, state, pairs, rows.values, upcoming, dim);
+  if (!is_shared) return weigh_tile<bf16>(s, state, pairs, rows.values, values_of(upcoming), dim);
   const ValuePair* values[kTileKeys];
   for (int key = 0; key < kTileKeys; key += 2) {
     ValuePair* target = reinterpret_cast<ValuePair*>(s.values) + key / 2 * dim;

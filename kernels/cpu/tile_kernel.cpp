@@ -105,15 +105,15 @@ inline bool widens(const AttendCall& call, int pairs) {
   return call.head_dim != call.padded_dim() || (sizeof(Page) < sizeof(float) && pairs >= kWideningPairs);
 }
 
-// `upcoming` are the keys of the next tile, to be fetched meanwhile, or null.
+// `upcoming` is the next tile, to be fetched meanwhile, or null.
 template <class Page>
 void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& tile, const Rows<Page>& rows,
-                 const Page* const* upcoming, const Scratch& s, const State& state) {
+                 const Rows<Page>* upcoming, const Scratch& s, const State& state) {
   const int dim = call.padded_dim();
   if (!widens<Page>(call, pairs)) {
-    score_tile<float>(s, pairs, rows.keys, rows.values, tile, dim);
+    score_tile<float>(s, pairs, rows.keys, keys_of(upcoming), tile, dim);
     soften_tile<float>(s, state, pairs, call.scale, call.softcap, rows);
-    weigh_tile<float>(s, state, pairs, rows.values, upcoming, dim);
+    weigh_tile<float>(s, state, pairs, rows.values, values_of(upcoming), dim);
     return;
   }
   Rows<float> wide;
@@ -134,16 +134,20 @@ void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& ti
 // Attends one split into `state`, from nothing, by products of Number (float or bf16). `reach` is where the caller
 // stops reading: as far as fetching ahead pays.
 template <class Number, class Page>
-void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, const Scratch& s, State state) {
+void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, bool is_first, const Scratch& s,
+                  State state) {
   state.clear(unit.num_rows * call.group(), call.padded_dim());
   const int end = min((split + 1) * kSplitKeys, unit.kv_end);
   const int first = max(split * kSplitKeys, unit.kv_begin / kTileKeys * kTileKeys);
   Rows<Page> rows[2];
   locate(call, unit, Tile(unit, first), rows[0]);
+  if (is_first) {  // of all others the tile before has asked
+    for (const Page* row : rows[0].values) prefetch(row, call.head_dim);
+  }
   for (int start = first, current = 0; start < end; start += kTileKeys, current ^= 1) {
     const bool more = start + kTileKeys < reach;
     if (more) locate(call, unit, Tile(unit, start + kTileKeys), rows[current ^ 1]);
-    const Page* const* upcoming = more ? rows[current ^ 1].keys : nullptr;
+    const Rows<Page>* upcoming = more ? &rows[current ^ 1] : nullptr;
     const Tile tile(unit, start);
     mark_visible(call, unit, tile, s);
     const Number* chosen = nullptr;
@@ -233,14 +237,14 @@ void run_splits(const AttendCall& call, const Unit& unit, int split_begin, int s
   if (unit.partials != nullptr) {
     for (int split = split_begin; split < split_end; ++split) {
       float* slot = unit.partials + (split - unit.split_begin()) * octavo::partial_floats(pairs, dim);
-      attend_split<Number, Page>(call, unit, split, reach, s, State(slot, pairs, dim));
+      attend_split<Number, Page>(call, unit, split, reach, split == split_begin, s, State(slot, pairs, dim));
     }
     return;
   }
   State total(s.total, pairs, dim), next(s.split, pairs, dim);
   total.clear(pairs, dim);
   for (int split = split_begin; split < split_end; ++split) {
-    attend_split<Number, Page>(call, unit, split, reach, s, next);
+    attend_split<Number, Page>(call, unit, split, reach, split == split_begin, s, next);
     fold(total, next, pairs, dim);
   }
   write_output(call, unit, total);
