@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -71,6 +72,24 @@ class Sieve {
   std::vector<std::atomic<float>> largest_;  // of each input row, by any thread
 };
 
+typedef float Float4 __attribute__((vector_size(16)));
+
+// Of `count` numbers, at most a panel's; NaN is never larger. Four at a time: one by one, each comparison waits for the
+// one before, and that takes a tenth as long as multiplying.
+float largest_of(const float* values, int count) {
+  Float4 most = kLowest - Float4{};
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    Float4 next;
+    std::memcpy(&next, values + i, sizeof next);
+    most = next > most ? next : most;
+  }
+  float largest = kLowest;
+  for (int lane = 0; lane < 4; ++lane) largest = most[lane] > largest ? most[lane] : largest;
+  for (; i < count; ++i) largest = values[i] > largest ? values[i] : largest;
+  return largest;
+}
+
 // Looks at panels [first, last): `passes` tells which, `saw` hears of every new largest output.
 template <class Passes, class Saw>
 void find_best(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
@@ -84,8 +103,7 @@ void find_best(const ProductCall& call, const ProductTable& kernels, const Panel
         panels.multiply(kernels, rows, 0, call.num_rows, panel, tile.data() - start, kPanelRows);
     for (int64_t row = 0; row < call.num_rows; ++row) {
       const float* values = tile.data() + row * kPanelRows;
-      float most = kLowest;  // NaN is never larger
-      for (int i = 0; i < outputs.count; ++i) most = values[i] > most ? values[i] : most;
+      const float most = largest_of(values, outputs.count);
       if (!(most > best[row].value)) continue;
       const int place = static_cast<int>(std::find(values, values + outputs.count, most) - values);
       best[row] = {most, outputs.first + place};
