@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from models.families.activations import GELUS
 from models.families.family import Family
 from models.families.heads import read_heads
+from models.families.layer_norm import read_layer_norm_spec
 from models.families.names import GGUF_NORMS_BEFORE, GGUF_PLAIN_MLP, gguf_names, grouped_qkv, stacked_qkv
-from models.families.rope import longest_length, read_rope
 from models.fields import Fields
-from models.spec import LayerSpec, ModelSpec, NormKind, Parallel
+from models.spec import ModelSpec, Parallel
 from models.tensor_names import TensorNames
 
 _CONFIG_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-_ROTARY_PART = 0.25
 
 
 def _read(fields: Fields) -> ModelSpec:
     fields = fields.renamed(_CONFIG_NAMES)
     heads = read_heads(fields.without("head_dim", "num_key_value_heads"))
-    rope = read_rope(fields, head_dim=heads.dim, default_part=_ROTARY_PART)
-    has_bias = fields.flag("attention_bias", default=True)
-    return ModelSpec(
-        architecture="gpt_neox",
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        num_q_heads=heads.num_q,
-        num_kv_heads=heads.num_kv,
-        head_dim=heads.dim,
-        vocab_size=fields.integer("vocab_size"),
-        max_position=longest_length(fields, rope),
-        norm_eps=fields.number("layer_norm_eps", 1e-5),
-        layers=(LayerSpec(None, rope),) * fields.layer_count(),
-        attention_scale=heads.dim**-0.5,
-        tied_embeddings=fields.flag("tie_word_embeddings", default=False),
-        activation=fields.choice("hidden_act", GELUS, "gelu"),
-        norm=NormKind.LAYER,
+    return read_layer_norm_spec(
+        fields,
+        "gpt_neox",
+        heads,
+        rotary_part=0.25,
+        activation="gelu",
         parallel=Parallel.TWO_NORMS if fields.flag("use_parallel_residual", default=True) else Parallel.NO,
-        gated_mlp=False,
-        mlp_bias=True,
-        qkv_bias=has_bias,
-        output_bias=has_bias,
+        attention_bias=fields.flag("attention_bias", default=True),
     )
 
 
