@@ -1,11 +1,14 @@
-"""Checkpoints that tests of every package share: two tiny random ones, made on the fly, and the demo model."""
+"""What tests of every package share: tiny random checkpoints, made on the fly, the demo model, and transformers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.transformers_process import TransformersProcess
 
 BOS, EOS = 256, 257  # ids of the tiny tokenizer; 0..255 are bytes, 258 and up are merges
 
@@ -16,6 +19,15 @@ def default_gguf() -> Path:
     from models.checkpoint import resolve_checkpoint
 
     return resolve_checkpoint(None).path
+
+
+@pytest.fixture(scope="session")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TransformersProcess]:
+    """The oracle of models and tokenizers, one process for all tests."""
+    pytest.importorskip("transformers", reason="the oracle is a development dependency")
+    process = TransformersProcess(tmp_path_factory.mktemp("transformers"))
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from safetensors.torch import save_file
 from kernels.attention import AttentionMetadata, KVPages, PagedLayer
 from models.gguf_file import GGUFFile
 from models.model import CausalLM
+from tests.transformers_process import TransformersProcess
 
 BLOCK_SIZE = 16
 Prompts = list[list[int]]
@@ -130,28 +129,16 @@ class OracleJob:
 
 
 @pytest.fixture(scope="session")
-def oracle_logits(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    """``oracle_logits(jobs)``: float32 logits [rows, vocab_size] per prompt of each job, by transformers.
+def oracle_logits(transformers: TransformersProcess, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    """``oracle_logits(jobs)``: float32 logits [rows, vocab_size] per prompt of each job, by transformers."""
 
-    One process for all jobs: importing transformers takes most of the time.
-    """
-    pytest.importorskip("transformers", reason="the oracle is a development dependency")
-
-    def run(jobs: list[OracleJob]) -> list[list[torch.Tensor]]:
-        directory = tmp_path_factory.mktemp("oracle")
-        request, output = directory / "request.json", directory / "logits.npz"
-        request.write_text(json.dumps([{**asdict(job), "directory": str(job.directory)} for job in jobs]))
-        script = Path(__file__).with_name("transformers_oracle.py")
-        command = [sys.executable, "-I", str(script), str(request), str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=directory)
-        assert done.returncode == 0, done.stderr
+    def answer(job: OracleJob) -> list[torch.Tensor]:
+        output = tmp_path_factory.mktemp("oracle") / "logits.npz"
+        transformers.ask("logits", directory=str(job.directory), prompts=job.prompts, rows=job.rows, output=str(output))
         with np.load(output) as logits:
-            return [
-                [torch.from_numpy(logits[f"{number}.{index}"]) for index in range(len(job.prompts))]
-                for number, job in enumerate(jobs)
-            ]
+            return [torch.from_numpy(logits[str(index)]) for index in range(len(job.prompts))]
 
-    return run
+    return lambda jobs: [answer(job) for job in jobs]
 
 
 @pytest.fixture

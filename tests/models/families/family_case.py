@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.models.families.gguf_writer import GGUFForm
+
 VOCAB_SIZE = 131  # prime: no divisor that hides a wrong stride
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -28,13 +30,15 @@ COMMON: dict[str, Any] = {
 class FamilyCase:
     """``config`` is added to `COMMON` for the class of ``model_type``; keys whose value is None are left out of it.
 
-    ``by_token``: see the oracle. ``max_model_len``: of the server, where a rope rule asks for that.
-    ``lengths``: of the prompts, long enough to cross every window and every rule of the positions.
+    ``gguf`` are forms of a file that stores the same. ``by_token``: see the oracle. ``max_model_len``: of the server,
+    where a rope rule asks for that. ``lengths``: of the prompts, long enough to cross every window and every rule of
+    the positions.
     """
 
     name: str
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
+    gguf: tuple[GGUFForm, ...] = ()
     by_token: bool = False
     max_model_len: int | None = None
     lengths: tuple[int, ...] = (1, 23, 90)
@@ -46,7 +50,7 @@ class FamilyCase:
         return [[1, *(draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1))] for length in self.lengths]
 
     def job(self, directory: Path) -> dict[str, Any]:
-        """For ``family_oracle.py``."""
+        """For the oracle."""
         config = {key: value for key, value in (COMMON | self.config).items() if value is not None}
         return {
             "directory": str(directory),

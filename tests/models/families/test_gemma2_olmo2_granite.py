@@ -1,9 +1,7 @@
-"""Gemma 1 and 2, OLMo 1, 2 and 3, and Granite give what transformers' classes of these names give."""
+"""Published configs of Gemma 1 and 2, OLMo 1, 2 and 3, and Granite become exact specs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,69 +9,7 @@ import pytest
 from models.errors import CheckpointError
 from models.registry import spec_from_config
 from models.spec import LayerSpec, NormKind, NormPlace, QKNorm, RopeSpec
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import Array, interleaved_heads, write_gguf
 
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("gemma", "gemma", {"num_key_value_heads": 1, "head_dim": 24, "rms_norm_eps": 1e-2}),
-        FamilyCase(
-            "gemma2",
-            "gemma2",
-            {
-                "num_key_value_heads": 2,
-                "head_dim": 24,
-                "query_pre_attn_scalar": 24,
-                "rms_norm_eps": 1e-2,
-                "sliding_window": 11,
-                "attn_logit_softcapping": 2.0,
-                "final_logit_softcapping": 3.0,
-            },
-        ),
-        FamilyCase(
-            "gemma2 with a scale of its own",
-            "gemma2",
-            {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 32, "query_pre_attn_scalar": 3},
-        ),
-        FamilyCase("olmo", "olmo", {"num_key_value_heads": 2, "clip_qkv": 0.7, "tie_word_embeddings": True}),
-        FamilyCase("olmo2", "olmo2", {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}),
-        FamilyCase("olmo2 with biases", "olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
-        FamilyCase(
-            "olmo3",
-            "olmo3",
-            {
-                "num_hidden_layers": 5,
-                "sliding_window": 13,
-                "rope_parameters": {
-                    "full_attention": {
-                        "rope_type": "yarn",
-                        "factor": 4.0,
-                        "original_max_position_embeddings": 128,
-                        "rope_theta": 20_000.0,
-                    },
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 20_000.0},
-                },
-            },
-        ),
-        FamilyCase(
-            "granite",
-            "granite",
-            {
-                "num_key_value_heads": 2,
-                "rms_norm_eps": 1e-2,
-                "embedding_multiplier": 12.0,
-                "attention_multiplier": 0.6,
-                "residual_multiplier": 0.4,
-                "logits_scaling": 0.3,
-                "tie_word_embeddings": True,
-            },
-        ),
-        FamilyCase(
-            "granite with biases", "granite", {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}
-        ),
-    ]
-}
 GEMMA_2_2B: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"],
     "attention_bias": False,
@@ -178,65 +114,6 @@ GRANITE_3_1_2B: dict[str, Any] = {
     "use_cache": True,
     "vocab_size": 49155,
 }
-
-
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-def stored(name: str, values: Array, config: Mapping[str, Any]) -> Array:
-    """As llama.cpp's converter stores it: Gemma's norms with the one added, heads of some with halves interleaved."""
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
-        return values + 1.0
-    return interleaved_heads(name, values, config) if config["model_type"] in ("granite", "olmo") else values
-
-
-GGUF_KEYS: dict[str, dict[str, Any]] = {
-    "olmo": {"attention.clamp_kqv": 0.7, "attention.layer_norm_epsilon": 1e-5},
-    "gemma2": {
-        "attention.sliding_window": 11,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 3.0,
-    },
-    "olmo3": {
-        "attention.sliding_window": 13,
-        "attention.sliding_window_pattern": [True, True, True, False, True],
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 4.0,
-        "rope.scaling.original_context_length": 128,
-        "rope.freq_base": 20_000.0,
-    },
-    "granite": {
-        "attention.scale": 0.6,
-        "embedding_scale": 12.0,
-        "residual_scale": 0.4,
-        "logit_scale": 0.3,
-        "rope.dimension_count": 16,
-    },
-    "granite with biases": {"attention.scale": 1.0},
-}
-
-
-@pytest.mark.usefixtures("single_thread")
-# such a file has no key for Gemma's scale of scores: it is that of head_dim, but in the largest model
-@pytest.mark.parametrize("name", sorted(CASES.keys() - {"gemma2 with a scale of its own"}))
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    architecture = CASES[name].model_type.replace("olmo3", "olmo2")
-    path = write_gguf(directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=GGUF_KEYS.get(name))
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 
 def test_gemma_2_2b_is_read_as_published() -> None:

@@ -1,4 +1,4 @@
-"""gpt-oss gives what transformers' class of that name gives, from plain floats, from MXFP4 and from GGUF files."""
+"""gpt-oss with its experts in MXFP4: what is computed, and what is kept."""
 
 from __future__ import annotations
 
@@ -21,102 +21,11 @@ from models.checkpoint import resolve_checkpoint
 from models.loader import load_model
 from models.model import CausalLM
 from models.weight_forms import Quantization, WeightForms
-from tests.models.families.family_case import Expected, FamilyCase
+from tests.models.families.cases.gpt_oss import FORM, GPT_OSS
 from tests.models.families.gguf_writer import write_gguf
 
 CPU = torch.device("cpu")
 MXFP4 = GGMLQuantizationType.MXFP4
-CONFIG = {
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "sliding_window": 24,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 512,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 150000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-}
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("yarn", "gpt_oss", CONFIG | {"rope_parameters": YARN}),
-        FamilyCase(
-            "full layer first",
-            "gpt_oss",
-            CONFIG
-            | {
-                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-                "num_experts_per_tok": 4,
-            },
-        ),
-    ]
-}
-
-
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-def split_gate_and_up(directory: Path, target: Path) -> Path:
-    """The checkpoint with gate and up projections apart, as llama.cpp's converter cuts them, under names it knows."""
-    shutil.copytree(directory, target)
-    tensors = {}
-    for name, values in load_file(directory / "model.safetensors").items():
-        stem = name.removesuffix("_bias")
-        ending = ".bias" if stem != name else ".weight"
-        if stem.endswith("gate_up_proj"):
-            rows = values if ending == ".bias" else values.swapaxes(1, 2)
-            for first, part in enumerate(("gate_proj", "up_proj")):
-                tensors[stem.replace("gate_up_proj", part) + ending] = np.ascontiguousarray(rows[:, first::2])
-        elif stem.endswith("experts.down_proj"):
-            tensors[stem + ending] = np.ascontiguousarray(values if ending == ".bias" else values.swapaxes(1, 2))
-        else:
-            tensors[name + ".weight" if name.endswith("sinks") else name] = values
-    save_file(tensors, target / "model.safetensors")
-    return target
-
-
-KEYS = {
-    "expert_count": 5,
-    "expert_used_count": 2,
-    "expert_feed_forward_length": 96,
-    "attention.sliding_window": 24,
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 8.0,
-    "rope.scaling.original_context_length": 64,
-}
-
-
-@pytest.mark.usefixtures("single_thread")
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    apart = split_gate_and_up(directories["yarn"], tmp_path / "apart")
-    path = write_gguf(apart, tmp_path / "model.gguf", "gpt-oss", keys=KEYS)
-    assert {tensor.name for tensor in gguf.GGUFReader(path).tensors if tensor.name.startswith("blk.0.")} >= {
-        "blk.0.attn_sinks.weight", "blk.0.post_attention_norm.weight", "blk.0.ffn_gate_exps.bias",
-    }  # fmt: skip
-    agrees(path, CASES["yarn"], Expected.read(directories["yarn"]), chunk=90)
 
 
 def in_mxfp4(directory: Path, packed: Path, plain: Path) -> None:
@@ -141,9 +50,9 @@ def in_mxfp4(directory: Path, packed: Path, plain: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def packed_and_plain(directories: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def packed_and_plain(checkpoint_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("mxfp4")
-    in_mxfp4(directories["yarn"], root / "packed", root / "plain")
+    in_mxfp4(checkpoint_of(GPT_OSS), root / "packed", root / "plain")
     return root / "packed", root / "plain"
 
 
@@ -156,9 +65,16 @@ def load(path: Path, *, keeps: bool = False) -> CausalLM:
 
 
 def logits(model: CausalLM, paged_logits: Any) -> torch.Tensor:
-    prompts = CASES["yarn"].prompts
+    prompts = GPT_OSS.prompts
     rows = [list(range(len(prompt))) for prompt in prompts]
     return torch.cat(paged_logits(model, prompts, rows, chunk=32, dtype=torch.float32))
+
+
+def test_a_gguf_file_holds_sinks_and_biases_of_experts(checkpoint_of: Any, tmp_path: Path) -> None:
+    path = write_gguf(checkpoint_of(GPT_OSS), tmp_path / "model.gguf", FORM)
+    assert {tensor.name for tensor in gguf.GGUFReader(path).tensors if tensor.name.startswith("blk.0.")} >= {
+        "blk.0.attn_sinks.weight", "blk.0.post_attention_norm.weight", "blk.0.ffn_gate_exps.bias",
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("single_thread")
@@ -178,8 +94,7 @@ def test_experts_in_mxfp4_are_kept_in_their_own_bits_without_loss(
     packed, plain = packed_and_plain
     path = packed
     if is_gguf:
-        apart = split_gate_and_up(plain, tmp_path / "apart")
-        path = write_gguf(apart, tmp_path / "model.gguf", "gpt-oss", keys=KEYS, quantised={"exps.weight": MXFP4})
+        path = write_gguf(plain, tmp_path / "model.gguf", FORM, quantised={"exps.weight": MXFP4})
     model = load(path, keeps=True)
     experts = model._layers[1]._mlp._mlps._mlps
     stored = torch.from_numpy(load_file(plain / "model.safetensors")["model.layers.1.mlp.experts.gate_up_proj"])

@@ -1,8 +1,7 @@
-"""GPT-2, GPT-NeoX, StableLM and Falcon give what transformers' classes of these names give."""
+"""Published configs of GPT-2, GPT-NeoX, StableLM and Falcon become exact specs; older files are read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,73 +15,12 @@ from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.registry import spec_from_config
 from models.spec import LayerSpec, NormKind, Parallel, QKNorm, RopeSpec
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import Array, write_gguf
+from tests.models.families.cases.gpt2 import GPT2
+from tests.models.families.cases.gpt_neox import GPT_NEOX
+from tests.models.families.cases.stablelm import NORMED_HEADS
+from tests.models.families.family_case import FamilyCase
+from tests.models.families.gguf_writer import GGUFForm, write_gguf
 
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("gpt2", "gpt2", {"intermediate_size": None}),
-        FamilyCase(
-            "gpt2 untied and unscaled",
-            "gpt2",
-            {
-                "intermediate_size": None,
-                "n_inner": 80,
-                "layer_norm_epsilon": 1e-2,
-                "scale_attn_weights": False,
-                "activation_function": "gelu",
-                "tie_word_embeddings": False,
-            },
-        ),
-        FamilyCase("gpt neox", "gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 100.0, "layer_norm_eps": 1e-2}),
-        FamilyCase("gpt neox in sequence", "gpt_neox", {"use_parallel_residual": False}),
-        FamilyCase(
-            "gpt neox without biases",
-            "gpt_neox",
-            {"attention_bias": False, "rotary_pct": 1.0, "hidden_act": "gelu_fast"},
-        ),
-        FamilyCase(
-            "stablelm", "stablelm", {"num_key_value_heads": 2, "use_qkv_bias": True, "partial_rotary_factor": 0.5}
-        ),
-        FamilyCase(
-            "stablelm side by side",
-            "stablelm",
-            {"num_key_value_heads": 4, "use_parallel_residual": True, "layer_norm_eps": 1e-2, "rope_theta": 100.0},
-        ),
-        FamilyCase(
-            "stablelm that norms heads",
-            "stablelm",
-            {"num_key_value_heads": 2, "use_parallel_residual": True, "qk_layernorm": True},
-        ),
-        FamilyCase("falcon", "falcon", {"intermediate_size": None, "layer_norm_epsilon": 1e-2}),
-        FamilyCase(
-            "falcon of two norms",
-            "falcon",
-            {
-                "intermediate_size": None,
-                "new_decoder_architecture": True,
-                "num_kv_heads": 2,
-                "ffn_hidden_size": 96,
-                "bias": True,
-                "tie_word_embeddings": False,
-            },
-        ),
-        FamilyCase(
-            "falcon of one norm and groups",
-            "falcon",
-            {
-                "intermediate_size": None,
-                "new_decoder_architecture": True,
-                "num_ln_in_parallel_attn": 1,
-                "num_kv_heads": 2,
-            },
-        ),
-        FamilyCase(
-            "falcon in sequence", "falcon", {"intermediate_size": None, "multi_query": False, "parallel_attn": False}
-        ),
-    ]
-}
 GPT2_SMALL: dict[str, Any] = {
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
@@ -168,28 +106,13 @@ FALCON_7B: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
 @pytest.mark.usefixtures("single_thread")
 @pytest.mark.parametrize(
-    ("name", "root", "masks"),
+    ("case", "root", "masks"),
     [
-        ("gpt2", "transformer.", ("h.1.attn.bias", "h.1.attn.masked_bias")),
+        (GPT2, "transformer.", ("h.1.attn.bias", "h.1.attn.masked_bias")),
         (
-            "gpt neox",
+            GPT_NEOX,
             "",
             (
                 "gpt_neox.layers.1.attention.bias",
@@ -198,74 +121,28 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
             ),
         ),
     ],
+    ids=["gpt2", "gpt neox"],
 )
 def test_older_files_hold_masks_that_are_computed_and_some_leave_out_the_first_part_of_names(
-    name: str, root: str, masks: tuple[str, ...], directories: dict[str, Path], agrees: Any, tmp_path: Path
+    case: FamilyCase, root: str, masks: tuple[str, ...], checkpoint_of: Any, agrees: Any, tmp_path: Path
 ) -> None:
-    weights = load_file(directories[name] / "model.safetensors")
+    directory = checkpoint_of(case)
+    weights = load_file(directory / "model.safetensors")
     renamed = {key.removeprefix(root): values for key, values in weights.items()}
     assert root == "" or not weights.keys() & renamed.keys()
     computed = {"bias": np.ones((1, 1, 4, 4), bool), "masked_bias": np.array(-1e9), "inv_freq": np.ones(4)}
     held = {mask: computed[mask.rpartition(".")[2]] for mask in masks}
     save_file(renamed | held, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((directories[name] / "config.json").read_text())
-    agrees(tmp_path, CASES[name], Expected.read(directories[name]), chunk=90)
-
-
-def stored(name: str, values: Array, config: Mapping[str, Any]) -> Array:
-    """As llama.cpp's converter stores it: GPT-2's matrices with rows first, all query rows before the key rows."""
-    if config["model_type"] == "gpt2" and ".c_" in name and values.ndim == 2:
-        return values.T
-    if "query_key_value" not in name:
-        return values
-    heads = config["num_attention_heads"]
-    if config["model_type"] == "gpt_neox":
-        groups = heads
-    else:
-        groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
-    cut = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
-    parts = (cut[:, :-2], cut[:, -2], cut[:, -1])
-    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
-
-
-GGUF: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "gpt2": (
-        "gpt2",
-        {},
-        {
-            "max_position_embeddings": 512,
-            "hidden_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 256,
-        },
-    ),
-    "gpt neox": ("gptneox", {"use_parallel_residual": True, "rope.dimension_count": 8}, {}),
-    "gpt neox in sequence": ("gptneox", {"use_parallel_residual": False, "rope.dimension_count": 4}, {}),
-    "stablelm": ("stablelm", {"use_parallel_residual": True, "rope.dimension_count": 8}, {}),
-    "stablelm side by side": ("stablelm", {"use_parallel_residual": True, "rope.dimension_count": 4}, {}),
-    "falcon": ("falcon", {}, {"num_key_value_heads": 1, "intermediate_size": 256}),
-    "falcon of two norms": ("falcon", {}, {"num_key_value_heads": 2, "intermediate_size": 96}),
-    "falcon of one norm and groups": ("falcon", {}, {"num_key_value_heads": 2, "intermediate_size": 256}),
-}
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("name", GGUF)
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    architecture, keys, config = GGUF[name]
-    path = write_gguf(directories[name], tmp_path / "model.gguf", architecture, change=stored, keys=keys, config=config)
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    agrees(case, tmp_path, chunk=90)
 
 
 @pytest.mark.usefixtures("single_thread")
 def test_a_gguf_file_holds_the_norms_of_all_heads_in_one_tensor(
-    directories: dict[str, Path], agrees: Any, tmp_path: Path
+    checkpoint_of: Any, agrees: Any, tmp_path: Path
 ) -> None:
-    name = "stablelm that norms heads"
-    weights = load_file(directories[name] / "model.safetensors")
+    directory = checkpoint_of(NORMED_HEADS)
+    weights = load_file(directory / "model.safetensors")
     stacked = {key: values for key, values in weights.items() if ".norms." not in key}
     for layer in range(3):
         for norm, heads in (("q_layernorm", 4), ("k_layernorm", 2)):
@@ -273,9 +150,9 @@ def test_a_gguf_file_holds_the_norms_of_all_heads_in_one_tensor(
             rows = [weights[f"{prefix}.norms.{head}.weight"] for head in range(heads)]
             stacked[f"{prefix}.weight"] = np.stack(rows)
     save_file(stacked, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((directories[name] / "config.json").read_text())
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", "stablelm", keys={"rope.dimension_count": 4})
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    form = GGUFForm("stablelm", {"rope.dimension_count": 4})
+    agrees(NORMED_HEADS, write_gguf(tmp_path, tmp_path / "model.gguf", form), chunk=90)
 
 
 def test_gpt2_is_read_as_published() -> None:

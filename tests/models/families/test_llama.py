@@ -1,33 +1,12 @@
-"""Llamas, with all that their configs may add, give what transformers' class of that name gives."""
+"""Published configs of Llamas become exact specs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from models.registry import spec_from_config
 from models.spec import RopeSpec
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import interleaved_heads, write_gguf
 
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("llama", "llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
-        FamilyCase(
-            "llama with biases",
-            "llama",
-            {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-5},
-        ),
-        FamilyCase(
-            "llama with heads of its own",
-            "llama",
-            {"num_key_value_heads": 4, "head_dim": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
-        ),
-    ]
-}
 LLAMA32: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -85,37 +64,6 @@ SMOLLM2: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 49152,
 }
-
-
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    head_dim = CASES[name].config.get("head_dim", 16)
-    path = write_gguf(
-        directories[name],
-        tmp_path / "model.gguf",
-        "llama",
-        change=interleaved_heads,
-        keys={"rope.dimension_count": head_dim},
-    )
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 
 def test_the_config_of_llama32_is_read_as_published() -> None:

@@ -1,10 +1,9 @@
-"""Mistral, Ministral and Ministral 3 give what transformers' classes of these names give."""
+"""Published configs of Mistral, Ministral and Ministral 3 become exact specs."""
 
 from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,49 +12,8 @@ import torch
 from models.attention import query_scales
 from models.registry import spec_from_config
 from models.spec import SharpeningSpec
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import interleaved_heads, write_gguf
+from tests.models.families.cases.mistral import MINISTRAL, YARN
 
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1_000_000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "max_position_embeddings": 512,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-YARN_KEYS = {
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 4.0,
-    "rope.scaling.original_context_length": 32,
-    "rope.scaling.yarn_beta_fast": 32.0,
-    "rope.scaling.yarn_beta_slow": 1.0,
-    "rope.scaling.yarn_log_multiplier": 1.0,
-    "attention.temperature_scale": 0.1,
-    "rope.dimension_count": 24,
-}
-KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("mistral with a window", "mistral", {"num_key_value_heads": 2, "sliding_window": 24}),
-        FamilyCase(
-            "mistral with heads of its own",
-            "mistral",
-            {"num_key_value_heads": 1, "sliding_window": None, "head_dim": 24},
-        ),
-        FamilyCase(
-            "ministral with windows on some layers",
-            "ministral",
-            {"num_key_value_heads": 2, "sliding_window": 20, "layer_types": KINDS, "head_dim": 32},
-        ),
-        FamilyCase("ministral3", "ministral3", {"num_key_value_heads": 2, "head_dim": 24, "rope_parameters": YARN}),
-    ]
-}
 NEMO: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
     "attention_dropout": 0.0,
@@ -82,39 +40,8 @@ NEMO: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize(
-    ("name", "architecture", "keys"),
-    [
-        ("mistral with a window", "llama", {"attention.sliding_window": 24}),
-        ("mistral with heads of its own", "llama", {"rope.dimension_count": 24}),
-        ("ministral3", "mistral3", YARN_KEYS),
-    ],
-)
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, architecture: str, keys: dict[str, Any], directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    path = write_gguf(directories[name], tmp_path / "m.gguf", architecture, change=interleaved_heads, keys=keys)
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
-
-
-def test_a_mistral_that_names_kinds_of_layers_is_a_ministral(directories: dict[str, Path]) -> None:
-    config = json.loads((directories["ministral with windows on some layers"] / "config.json").read_text())
+def test_a_mistral_that_names_kinds_of_layers_is_a_ministral(checkpoint_of: Any) -> None:
+    config = json.loads((checkpoint_of(MINISTRAL) / "config.json").read_text())
     spec = spec_from_config(config | {"architectures": ["MistralForCausalLM"]})
     assert [layer.window for layer in spec.layers] == [20, None, 20]
 

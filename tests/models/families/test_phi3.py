@@ -1,4 +1,4 @@
-"""Phi 3 and Phi-4-mini give what transformers' class of that name gives: fused tensors, partial rotary, LongRoPE."""
+"""Published configs of Phi 3 and Phi-4-mini become exact specs; their fused tensors are cut when they are quantised."""
 
 from __future__ import annotations
 
@@ -17,41 +17,9 @@ from models.loader import load_model
 from models.registry import spec_from_config
 from models.spec import RopeSpec
 from models.weight_forms import Quantization, WeightForms
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import write_gguf
+from tests.models.families.cases.phi3 import PHI3
+from tests.models.families.gguf_writer import GGUFForm, write_gguf
 
-SHORT = [1.0, 1.1, 1.2, 1.3, 1.5, 1.7]
-LONG = [1.0, 1.5, 2.5, 5.0, 9.0, 16.0]
-
-
-def longrope(original: int, **more: Any) -> dict[str, Any]:
-    """A head of 16 elements of which 12 turn, as three quarters of Phi-4-mini's do."""
-    return {
-        "original_max_position_embeddings": original,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": 0.75,
-            "short_factor": SHORT,
-            "long_factor": LONG,
-            **more,
-        },
-    }
-
-
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("phi3 with a window", "phi3", {"sliding_window": 24}),
-        FamilyCase(
-            "phi4 mini",
-            "phi3",
-            longrope(16) | {"num_key_value_heads": 2, "tie_word_embeddings": True},
-            lengths=(17, 90),
-        ),
-        FamilyCase("phi4 mini, short", "phi3", longrope(128) | {"num_key_value_heads": 1}, max_model_len=128),
-    ]
-}
 PHI4_MINI: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],
     "attention_bias": False,
@@ -87,49 +55,12 @@ PHI4_MINI: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    case = CASES[name]
-    keys: dict[str, Any] = {
-        "attention.sliding_window": case.config.get("sliding_window", 0),
-        "rope.dimension_count": 16,
-    }
-    tensors = {}
-    if "rope_parameters" in case.config:
-        keys |= {
-            "rope.dimension_count": 12,
-            "rope.scaling.original_context_length": case.config["original_max_position_embeddings"],
-        }
-        tensors = {"rope_factors_long.weight": LONG, "rope_factors_short.weight": SHORT}
-    path = write_gguf(directories[name], tmp_path / "model.gguf", "phi3", keys=keys, tensors=tensors)
-    agrees(path, case, Expected.read(directories[name]), chunk=90)
-
-
 @pytest.mark.usefixtures("single_thread")
 def test_quantised_rows_of_fused_tensors_are_cut_as_floats_are(
-    directories: dict[str, Path], paged_logits: Any, tmp_path: Path
+    checkpoint_of: Any, paged_logits: Any, tmp_path: Path
 ) -> None:
-    case = CASES["phi3 with a window"]
     q8_0 = GGMLQuantizationType.Q8_0
-    path = write_gguf(directories[case.name], tmp_path / "model.gguf", "phi3", quantization=q8_0)
+    path = write_gguf(checkpoint_of(PHI3), tmp_path / "model.gguf", GGUFForm("phi3"), quantization=q8_0)
     checkpoint, library = resolve_checkpoint(str(path)), NativeLibrary()
     floats, kept = (
         load_model(
@@ -142,7 +73,7 @@ def test_quantised_rows_of_fused_tensors_are_cut_as_floats_are(
         )
         for forms in (None, WeightForms(Quantization.STORED, NativeKernels(library)))
     )
-    prompt = case.prompts[-1]
+    prompt = PHI3.prompts[-1]
     [expected], [logits] = (
         paged_logits(model, [prompt], [list(range(len(prompt)))], chunk=90, dtype=torch.float32)
         for model in (floats, kept)

@@ -1,44 +1,11 @@
-"""Qwen 2 and 2.5 give what transformers' class of that name gives."""
+"""Published configs of Qwen 2 and 2.5 become exact specs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from models.registry import spec_from_config
-from tests.models.families.family_case import Expected, FamilyCase
-from tests.models.families.gguf_writer import write_gguf
 
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-CASES = {
-    case.name: case
-    for case in [
-        FamilyCase("qwen2", "qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
-        FamilyCase("qwen2 untied with yarn", "qwen2", {"num_key_value_heads": 1, "rope_parameters": YARN}),
-        FamilyCase(
-            "qwen2 with late windows",
-            "qwen2",
-            {
-                "num_key_value_heads": 2,
-                "use_sliding_window": True,
-                "sliding_window": 20,
-                "max_window_layers": 1,
-            },
-        ),
-        FamilyCase(
-            "qwen2 with named windows",
-            "qwen2",
-            {
-                "num_key_value_heads": 4,
-                "use_sliding_window": True,
-                "sliding_window": 24,
-                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            },
-        ),
-    ]
-}
 QWEN25: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "attention_dropout": 0.0,
@@ -64,44 +31,6 @@ QWEN25: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-
-
-@pytest.fixture(scope="module")
-def directories(make_checkpoints: Any) -> dict[str, Path]:
-    checkpoints: dict[str, Path] = make_checkpoints(list(CASES.values()))
-    return checkpoints
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize("chunk", [7, 90])
-@pytest.mark.parametrize("name", CASES)
-def test_logits_and_greedy_tokens_are_those_of_transformers(
-    name: str, chunk: int, directories: dict[str, Path], agrees: Any
-) -> None:
-    agrees(directories[name], CASES[name], Expected.read(directories[name]), chunk=chunk)
-
-
-@pytest.mark.usefixtures("single_thread")
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("qwen2", {}),
-        (
-            "qwen2 untied with yarn",
-            {
-                "rope.dimension_count": 16,
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 64,
-            },
-        ),
-    ],
-)
-def test_the_same_model_in_a_gguf_file_computes_the_same(
-    name: str, keys: dict[str, Any], directories: dict[str, Path], agrees: Any, tmp_path: Path
-) -> None:
-    path = write_gguf(directories[name], tmp_path / "model.gguf", "qwen2", keys=keys)
-    agrees(path, CASES[name], Expected.read(directories[name]), chunk=90)
 
 
 def test_the_config_of_qwen25_is_read_as_published() -> None:

@@ -12,7 +12,7 @@ from server.text.token_spelling import BYTE_LEVEL_ALPHABET
 from server.text.tokenizer import Tokenizer
 from tests.server.text.hf_directories import WITHOUT_BOS, Directories
 from tests.server.text.multilingual_corpus import corpus as corpus_lines
-from tests.server.text.oracle_process import answers_of
+from tests.transformers_process import TransformersProcess
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -40,14 +40,16 @@ def hf_directories(corpus: list[str], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def reference_ids(hf_directories: Directories, corpus: list[str]) -> Mapping[str, list[list[int]]]:
-    """The ids of all lines by transformers, by the directory's name; in one process, as importing it takes longest."""
-    jobs = [
-        {"directory": str(path), "add_special_tokens": name not in WITHOUT_BOS}
+def reference_ids(
+    hf_directories: Directories, corpus: list[str], transformers: TransformersProcess
+) -> Mapping[str, list[list[int]]]:
+    """The ids of all lines by transformers, by the directory's name."""
+    return {
+        name: transformers.ask(
+            "token ids", directory=str(path), lines=corpus, add_special_tokens=name not in WITHOUT_BOS
+        )
         for name, path in hf_directories.paths.items()
-    ]
-    answers = answers_of("transformers_oracle.py", {"lines": corpus, "jobs": jobs})
-    return dict(zip(hf_directories.paths, answers, strict=True))
+    }
 
 
 @pytest.fixture(scope="session")
