@@ -47,7 +47,7 @@ install-node: $(INSTALLED)
 	@sh .ci/install-node tests/clients/node/package.json $(VENV)/node
 
 test: $(INSTALLED) install-node
-	@$(BIN)/python -m pytest $(ARGS)
+	@sh .ci/test $(BIN)/python $(ARGS)
 
 test-quick: $(INSTALLED)
 	@$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)

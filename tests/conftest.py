@@ -13,6 +13,27 @@ from tests.transformers_process import TransformersProcess
 BOS, EOS = 256, 257  # ids of the tiny tokenizer; 0..255 are bytes, 258 and up are merges
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--alone", choices=["only", "never"], help="run only, or never, what is marked alone")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the import of modules in which nothing is marked."""
+    if config.getoption("--alone") == "only" and collection_path.suffix == ".py":
+        return "mark.alone" not in collection_path.read_text() or None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--alone")
+    if wanted is not None:
+        chosen: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            chosen[(item.get_closest_marker("alone") is not None) == (wanted == "only")].append(item)
+        items[:] = chosen[True]
+        config.hook.pytest_deselected(items=chosen[False])
+
+
 @pytest.fixture(scope="session")
 def default_gguf() -> Path:
     """The demo model's GGUF file."""

@@ -141,6 +141,7 @@ def test_every_row_equals_a_look_at_the_tables(seed: int) -> None:
                 assert row == PageRow(page, PageState.FREE, None, (), 0, 0, 0, None)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_snapshot_of_a_hundred_thousand_held_pages_takes_less_than_five_milliseconds(shared: bool) -> None:
     blocks = BlockManager(plan_groups([None]), 100_000, 16)

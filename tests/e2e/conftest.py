@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -105,10 +106,13 @@ class Server:
                 return int(child)
         pytest.fail("the server has no engine process")
 
-    def stop(self) -> int:
-        self.http.close()
+    def ask_to_stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        self.http.close()
+        self.ask_to_stop()
         try:
             return self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -117,9 +121,8 @@ class Server:
             raise
 
 
-@pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts servers that live until the tests are over, unless stopped before."""
+@contextmanager
+def started_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(*args: str) -> Server:
@@ -130,13 +133,23 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
     yield start
     for server in servers:
+        server.ask_to_stop()  # all at once
+    for server in servers:
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Starts servers that live until the module's tests are over, unless stopped before."""
+    with started_servers(tmp_path_factory) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def default_server(start_server: Callable[..., Server]) -> Server:
+def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The model that `octavo serve` serves when none is named, in float32."""
-    return start_server("--dtype", "float32", "--max-model-len", "4096")
+    with started_servers(tmp_path_factory) as start:
+        yield start("--dtype", "float32", "--max-model-len", "4096")
 
 
 @pytest.fixture

@@ -226,6 +226,7 @@ def test_a_swapped_sequence_has_a_preemption_and_no_pages(grammars: GrammarQueue
     assert report.explanation.num_computed_tokens > 30
 
 
+@pytest.mark.alone
 def test_a_hundred_thousand_pages_and_64_sequences_cost_less_than_ten_milliseconds(grammars: GrammarQueue) -> None:
     sim = Simulation(
         num_pages=100_000,

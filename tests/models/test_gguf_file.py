@@ -177,6 +177,7 @@ def test_a_missing_file_is_refused_in_one_sentence(tmp_path: Path) -> None:
         GGUFFile(tmp_path / "nothing.gguf")
 
 
+@pytest.mark.alone
 def test_the_default_model_opens_without_decoding_its_vocabulary(default_gguf: Path) -> None:
     started = time.perf_counter()
     file = GGUFFile(default_gguf)

@@ -37,6 +37,7 @@ def mixed(simulate: type[Simulation], depth: int) -> Simulation:
     return sim
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("depth", [0, 1])
 def test_h05_a_thousand_aborts_in_one_step_give_every_page_back_in_no_time(
     simulate: type[Simulation], depth: int

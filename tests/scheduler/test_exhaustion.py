@@ -86,6 +86,7 @@ def test_any_growth_is_exhausted_when_counting_says_so(seed: int, available: int
     assert steps_until_exhausted(growths, available, BLOCK_SIZE) == counted(growths, available)
 
 
+@pytest.mark.alone
 def test_a_thousand_sequences_cost_milliseconds() -> None:
     source = random.Random(1)
     growths = [growth(source.randrange(16), source.randrange(1, 4000), held=50) for _ in range(1024)]

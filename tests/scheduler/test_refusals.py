@@ -172,6 +172,7 @@ def test_nobody_is_refused_while_it_is_open_who_can_start(simulate: type[Simulat
     assert sim.refusals.keys() <= {"c"}
 
 
+@pytest.mark.alone
 def test_thousands_of_arrivals_at_once_are_refused_within_one_step_of_usual_length(
     simulate: type[Simulation],
 ) -> None:

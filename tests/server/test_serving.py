@@ -112,6 +112,7 @@ def test_j04_what_runs_longer_than_the_shutdown_timeout_ends_in_an_error_event(s
     assert server.end() == 0
 
 
+@pytest.mark.alone
 def test_j06_an_idle_server_ends_at_once_on_sigint(servers, tiny_llama_dir: Path) -> None:
     server = start(servers, tiny_llama_dir)
     with httpx.Client(base_url=server.url(), timeout=PATIENCE) as client:  # an open keep-alive connection

@@ -53,6 +53,7 @@ def server() -> Iterator[FeedServer]:
         yield server
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_100_000_pages_take_less_than_a_frame_to_draw_when_5_percent_change(
     server: FeedServer, open_map: Callable, record_property: Callable

@@ -199,6 +199,7 @@ async def test_a20_an_n_out_of_range_is_refused(api, engine, path, value) -> Non
     assert engine.requests == []
 
 
+@pytest.mark.alone
 async def test_a20_a_huge_n_costs_nothing(api) -> None:
     await api.completion(n=100000)  # what is made once per process is made now
     began = time.perf_counter()

@@ -231,6 +231,7 @@ async def test_requests_of_more_sequences_than_that_do_not_fill_the_queue_of_spa
     assert server.attributes["octavo.sequences"] == 70
 
 
+@pytest.mark.alone
 async def test_a_collector_that_refuses_or_is_not_there_changes_no_answer_and_the_end_comes_all_the_same(
     api, engine, state, receiver, monkeypatch
 ) -> None:
