@@ -70,8 +70,4 @@ def main(model: str, settings: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    if "bfloat16" in sys.argv[2]:
-        from tests.kernels.gpu.interpreter import install
-
-        install()
     main(sys.argv[1], json.loads(sys.argv[2]))

@@ -7,14 +7,17 @@ rounded to fp8 (e4m3) comes out wrong where a carry or a subnormal is involved; 
 
 Triton 3.6 also turns a loaded scalar, an array of one element, into a loop bound in a way that numpy 2.4 refuses. And
 every call of a function by a kernel prepares ``triton.language`` anew, which takes longer than most functions; here
-once a launch and module is enough.
+once a launch and module is enough. What a type of an element is to numpy, and which members of a module are to be
+prepared, is looked up once instead of at every operation and launch.
 
 Import after ``TRITON_INTERPRET=1`` is in the environment; ``install()`` patches the interpreter of this process.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +47,30 @@ def narrow(values: np.ndarray) -> np.ndarray:
 def refuse(*handles: Any) -> None:
     if any(isinstance(handle, TensorHandle) and handle.dtype.scalar == tl.bfloat16 for handle in handles):
         raise TypeError("arithmetic on bfloat16 in a kernel: widen to float32 first")
+
+
+def numpy_type(kind: Any) -> np.dtype:
+    """The numpy type that holds elements of a scalar or block type."""
+    if isinstance(kind, tl.block_type):
+        kind = kind.element_ty
+    if isinstance(kind, tl.pointer_type):
+        return np.dtype(np.uint64)
+    return NUMPY_TYPES[kind.name]
+
+
+SCALARS = (*tl.dtype.SINT_TYPES, *tl.dtype.UINT_TYPES, *tl.dtype.FP_TYPES)
+NUMPY_TYPES = {name: interpreter._get_np_dtype(tl.dtype(name)) for name in SCALARS}
+
+
+@cache
+def builtins_of(package: Any) -> list[tuple[str, Any]]:
+    """What the interpreter replaces in ``package``; first asked while nothing is replaced."""
+    return [(name, member) for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+
+
+def patch_builtins(package: Any, builder: Any, scope: Any) -> None:
+    for name, member in builtins_of(package):
+        interpreter._patch_attr(package, name, member, builder, scope)
 
 
 def install() -> None:
@@ -102,6 +129,8 @@ def install() -> None:
     GridExecutor.__call__ = launch_anew
     InterpretedFunction.__call__ = call
     interpreter._convert_float = convert
+    interpreter._get_np_dtype = numpy_type
+    interpreter._patch_builtin = patch_builtins
     interpreter._patch_lang_tensor = patch_tensor_with_index
     InterpreterBuilder.create_dot = dot
     InterpreterBuilder.binary_op = refusing(binary_op)
