@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen[(item.get_closest_marker("alone") is not None) == (wanted == "only")].append(item)
         items[:] = chosen[True]
         config.hook.pytest_deselected(items=chosen[False])
+
+
+@pytest.fixture(autouse=True)
+def threads_of_others_are_left() -> Iterator[None]:
+    """Whatever a test or an engine in it sets, the next one has the number of torch's threads that this one had."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    yield
+    if before is not None and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

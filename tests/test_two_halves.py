@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FAKE_PYTHON = """#!/bin/sh
-printf '%s\\n' "$OMP_NUM_THREADS $*" >>"$0.calls"
+printf '%s\\n' "$OMP_NUM_THREADS $OMP_WAIT_POLICY $*" >>"$0.calls"
 case "$*" in *"--alone only"*) exit ALONE ;; esac
 exit BESIDE
 """
@@ -34,8 +34,8 @@ def test_what_is_alone_runs_last_with_all_threads_and_the_arguments_reach_both_h
     status, calls, _ = run(tmp_path, "-k", "prefix or map")
     assert status == 0
     assert calls == [
-        "1 -m pytest --alone never -n logical --maxprocesses 8 --dist worksteal -k prefix or map",
-        " -m pytest --alone only -k prefix or map",
+        "1 passive -m pytest --alone never -n logical --maxprocesses 8 --dist worksteal -k prefix or map",
+        "  -m pytest --alone only -k prefix or map",
     ]
 
 

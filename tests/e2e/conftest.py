@@ -35,7 +35,10 @@ def free_port() -> int:
 
 
 class Server:
-    """A running `octavo serve`; `metrics` and `settled` look at its pages."""
+    """A running `octavo serve`; `metrics` and `settled` look at its pages.
+
+    It computes in one thread unless told otherwise: what two would wait for each other beside other tests takes longer.
+    """
 
     def __init__(self, log: Path, *args: str) -> None:
         self.port = free_port()
@@ -43,7 +46,7 @@ class Server:
         self.log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                octavo("serve", *args, "--port", str(self.port)),
+                octavo("serve", "--threads", "1", *args, "--port", str(self.port)),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment(),

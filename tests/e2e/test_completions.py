@@ -18,7 +18,7 @@ PROMPT = "In the beginning there was a page."
 def server(start_server: Callable, tiny_llama_dir: Path):
     return start_server(
         str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64",
-        "--max-model-len", "256", "--max-num-batched-tokens", "32", "--threads", "1",
+        "--max-model-len", "256", "--max-num-batched-tokens", "32",
     )  # fmt: skip
 
 

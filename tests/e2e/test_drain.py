@@ -28,7 +28,7 @@ def streamed(server: Server) -> list[str]:
 def test_j04_on_sigterm_the_four_that_run_and_the_four_that_wait_finish_and_nobody_else_starts(
     start_server: Callable[..., Server], tiny_llama_dir: Path
 ) -> None:
-    limits = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "200", "--threads", "1")
+    limits = ("--max-num-seqs", "4", "--num-gpu-blocks-override", "200")
     server = start_server(str(tiny_llama_dir), "--served-model-name", "tiny", *limits)
     engine = server.engine_pid()
     with ThreadPoolExecutor(8) as pool:

@@ -84,7 +84,7 @@ async def ask_all(url: str, at_once: int) -> list[Answer]:
 @pytest.fixture(scope="module")
 def undisturbed(start_server: Callable[..., Server], tiny_gemma3_dir: Path) -> list[Answer]:
     """The answers of a server with room for all, one after the other."""
-    server = start_server(str(tiny_gemma3_dir), "--served-model-name", "tiny", "--dtype", "float32", "--threads", "1")
+    server = start_server(str(tiny_gemma3_dir), "--served-model-name", "tiny", "--dtype", "float32")
     answers = asyncio.run(ask_all(server.url, at_once=1))
     assert sum(value for name, value in server.metrics().items() if name.startswith("octavo_preemptions_total")) == 0
     server.stop()
@@ -114,7 +114,7 @@ def test_f04_f12_a_pool_that_holds_an_eighth_of_them_changes_no_answer(
     # a window of 32 is 3 blocks of 6 pages, and a full block takes one page
     pages = round(POOL_HOLDS * (mean_tokens / BLOCK_SIZE + 3 * (PAGES_PER_BLOCK - 1)))
     server = start_server(
-        str(tiny_gemma3_dir), "--served-model-name", "tiny", "--dtype", "float32", "--threads", "1",
+        str(tiny_gemma3_dir), "--served-model-name", "tiny", "--dtype", "float32",
         "--num-gpu-blocks-override", str(pages), "--max-num-batched-tokens", "64", "--max-model-len", "512", *flags,
     )  # fmt: skip
     answers = asyncio.run(ask_all(server.url, at_once=NUM_REQUESTS))

@@ -35,7 +35,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 @pytest.fixture
 def server(start_server: Callable[..., Server], tiny_llama_dir: Path, receiver: OtlpReceiver) -> Iterator[Server]:
     server = start_server(
-        str(tiny_llama_dir), "--device", "cpu", "--threads", "1", "--served-model-name", "tiny",
+        str(tiny_llama_dir), "--device", "cpu", "--served-model-name", "tiny",
         "--chat-template", "plain-transcript", "--num-gpu-blocks-override", str(PAGES), "--api-key", KEY,
         "--log-format", "json", "--otlp-traces-endpoint", receiver.url,
     )  # fmt: skip

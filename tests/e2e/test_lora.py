@@ -10,7 +10,7 @@ import pytest
 
 from tests.lora_adapters import merged_model, write_adapter
 
-FLAGS = ("--dtype", "float32", "--threads", "1", "--num-gpu-blocks-override", "200")
+FLAGS = ("--dtype", "float32", "--num-gpu-blocks-override", "200")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ STATES = ("free", "cached", "held")
 def server(start_server: Callable, tiny_gemma3_dir: Path):
     return start_server(
         str(tiny_gemma3_dir), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "512",
-        "--num-gpu-blocks-override", str(NUM_PAGES), "--threads", "1", "--admin-key", "admin",
+        "--num-gpu-blocks-override", str(NUM_PAGES), "--admin-key", "admin",
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def test_a_watcher_that_reads_nothing_holds_up_nobody_and_its_end_is_noticed(ser
 
 def test_a_shutdown_does_not_wait_for_watchers_and_tells_them(start_server: Callable, tiny_llama_dir: Path) -> None:
     server = start_server(
-        str(tiny_llama_dir), "--dtype", "float32", "--num-gpu-blocks-override", str(NUM_PAGES), "--threads", "1",
+        str(tiny_llama_dir), "--dtype", "float32", "--num-gpu-blocks-override", str(NUM_PAGES),
         "--shutdown-timeout", "60",
     )  # fmt: skip
     with server.http.stream("GET", "/dashboard/feed") as response:

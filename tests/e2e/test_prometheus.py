@@ -131,7 +131,7 @@ def server(
 ) -> Server:
     adapter = write_adapter(tmp_path_factory.mktemp("adapters") / "poet", tiny_llama_dir, seed=1)
     return start_server(
-        str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--threads", "1",
+        str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32",
         "--num-gpu-blocks-override", "40", "--max-model-len", "256", "--max-num-seqs", "8",
         "--max-queued-requests", "1", "--watermark-tokens", "0", "--speculative", "ngram",
         "--lora-modules", f"poet={adapter}",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 NUM_TOKENS = 1000
 SMALLEST_BUFFER = 4096  # of nginx; what it holds back comes in such pieces
 HELD_BACK = 10.0  # seconds after which a proxy is taken to have kept an event
-LIMITS = ("--num-gpu-blocks-override", "200", "--threads", "1", "--max-num-seqs", "1", "--stream-queue-position")
+LIMITS = ("--num-gpu-blocks-override", "200", "--max-num-seqs", "1", "--stream-queue-position")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ KEYS = ("alpha-key", "beta-key")
 def server(start_server: Callable, tiny_llama_dir: Path):
     return start_server(
         str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64",
-        "--max-model-len", str(CONTEXT), "--threads", "1",
+        "--max-model-len", str(CONTEXT),
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_g07_no_page_is_found_under_another_salt(server) -> None:
 def test_g07_no_page_is_found_under_another_key(start_server: Callable, tiny_llama_dir: Path) -> None:
     keyed = start_server(
         str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64",
-        "--max-model-len", str(CONTEXT), "--threads", "1", "--swap-space", "0.001",
+        "--max-model-len", str(CONTEXT), "--swap-space", "0.001",
         "--api-key", KEYS[0], "--api-key", KEYS[1],
     )  # fmt: skip
     assert keyed.http.get("/v1/models").status_code == 401

@@ -23,7 +23,7 @@ WIDE: dict[str, Any] = {
 def server(start_server: Callable, tiny_llama_dir: Path):
     return start_server(
         str(tiny_llama_dir), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "1024",
-        "--num-gpu-blocks-override", "1024", "--threads", "1",
+        "--num-gpu-blocks-override", "1024",
     )  # fmt: skip
 
 
