@@ -57,7 +57,7 @@ def requests() -> list[EngineRequest]:
     for index, length in enumerate(lengths):
         common = shared[: min(length - 1, 100)] if index % 3 == 0 else []
         prompt = [2, *common, *(rng.randrange(1000, 20000) for _ in range(length))][:length]
-        sampling = SamplingParams(max_tokens=16 if length > 512 else 40, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=16 if length > 512 else 24, temperature=0.0, ignore_eos=True)
         made.append(EngineRequest(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
     return made
 
