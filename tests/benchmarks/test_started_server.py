@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from benchmarks.machine import is_running, process_tree
 from benchmarks.started_server import ServerStartError, StartedServer
+from tests.free_port import free_port
 
 # Answers /v1/models; with a second argument also /ready, with 503 for the first three times.
 SERVER = """
@@ -31,12 +31,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

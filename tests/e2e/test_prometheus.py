@@ -18,6 +18,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.free_port import free_port
 from tests.lora_adapters import write_adapter
 from tests.server.monitoring.promql_names import selectors
 
@@ -141,8 +142,6 @@ def server(
 @pytest.fixture(scope="module")
 def loaded(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that has seen the server idle, and now sees it busy with all that can happen to a request."""
-    from tests.e2e.conftest import free_port
-
     prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), server, free_port())
     load = Load(server)
     try:

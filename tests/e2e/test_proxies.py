@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.conftest import Server, free_port
+from tests.e2e.conftest import Server
 from tests.e2e.held_stream import FIRST, LAST, Framing, held_stream
 from tests.e2e.proxy import Proxy
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.slow
 
