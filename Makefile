@@ -50,7 +50,7 @@ test: $(INSTALLED) install-node
 	@sh .ci/test $(BIN)/python $(ARGS)
 
 test-quick: $(INSTALLED)
-	@$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	@sh .ci/test $(BIN)/python -q -m "not slow and not gpu" $(ARGS)
 
 test-clients: $(INSTALLED) install-node $(CLIENTS)/.installed
 	@sh .ci/install-node tests/clients/ai_sdk/package.json $(CLIENTS)/node
