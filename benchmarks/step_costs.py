@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.step_recorder import Part
+from engine.input_batch import LEAST_IDLE_TOKENS
 from kernels.roofline import AttentionShape, Cost, prefill
 from models.spec import ModelSpec
 
@@ -27,6 +28,14 @@ class StepShape:
     def num_rows(self) -> int:
         return sum(self.query_lens)
 
+    @property
+    def last_query_lens(self) -> Sequence[int]:
+        """Rows of each sequence that the last layer computes: of a prompt the one that is drawn from."""
+        if self.num_rows - self.num_draws < LEAST_IDLE_TOKENS:
+            return self.query_lens
+        assert self.num_draws == len(self.query_lens), "one draw a sequence"
+        return [1] * self.num_draws
+
 
 def step_costs(
     spec: ModelSpec, shape: StepShape, weight_bytes: Mapping[Part, int], *, page_bytes: int, table_bytes: float
@@ -40,15 +49,20 @@ def step_costs(
         Part.OUTPUT: spec.hidden_size * q_size,
         Part.MLP: 3 * spec.hidden_size * spec.intermediate_size,
     }
+    last_lens = shape.last_query_lens
+    rows = shape.num_rows * (spec.num_layers - 1) + sum(last_lens)
+    num_rows = {Part.QKV: shape.num_rows * spec.num_layers, Part.OUTPUT: rows, Part.MLP: rows}
     costs = {
-        part: Cost(weight_bytes.get(part, 0), 2 * shape.num_rows * elements * spec.num_layers)
-        for part, elements in per_layer.items()
+        part: Cost(weight_bytes.get(part, 0), 2 * num_rows[part] * elements) for part, elements in per_layer.items()
     }
     head = 2 * shape.num_draws * spec.hidden_size * spec.vocab_size
     costs[Part.HEAD] = Cost(weight_bytes.get(Part.HEAD, 0), head)
     costs[Part.EMBEDDING] = Cost(round(shape.num_rows * spec.hidden_size * table_bytes))
     # without the rows of queries and outputs, which stay in the caches
     heads = AttentionShape(spec.num_q_heads, spec.num_kv_heads, spec.head_dim, dtype_bytes=0, page_bytes=page_bytes)
-    layers = (prefill(heads, shape.query_lens, shape.seq_lens, layer.window) for layer in spec.layers)
+    query_lens = [shape.query_lens] * (spec.num_layers - 1) + [last_lens]
+    layers = (
+        prefill(heads, lens, shape.seq_lens, layer.window) for lens, layer in zip(query_lens, spec.layers, strict=True)
+    )
     costs[Part.ATTENTION] = sum(layers, Cost(0))
     return costs

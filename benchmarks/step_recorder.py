@@ -54,7 +54,7 @@ _CALLS: tuple[tuple[type, str, Part], ...] = (
     (Embedding, "__call__", Part.EMBEDDING),
     (Rotary, "__call__", Part.ROWS),
     (Sampler, "sample", Part.SAMPLING),
-    (PagedModel, "hidden", Part.MODEL),
+    (PagedModel, "drawing", Part.MODEL),
     (PagedModel, "logits", Part.MODEL),
     (PagedModel, "greedy", Part.MODEL),
 )

@@ -42,9 +42,7 @@ class ThreadScratch {
 thread_local ThreadScratch thread_scratch;
 
 struct Item {
-  int unit;
-  int split_begin;
-  int split_end;
+  Piece piece;
   int64_t cost;
 };
 
@@ -88,15 +86,13 @@ std::vector<Item> cut(const AttendCall& call, const std::vector<Unit>& units, in
   for (const Unit& unit : units) total += (unit.kv_end - unit.kv_begin) * cost_per_key(call, unit);
   const int64_t target = num_threads == 1 ? total : total / (num_threads * kItemsPerThread) + 1;
   std::vector<Item> items;
-  for (int index = 0; index < static_cast<int>(units.size()); ++index) {
-    const Unit& unit = units[index];
+  for (const Unit& unit : units) {
     const int64_t per_key = cost_per_key(call, unit);
     const bool whole = (unit.kv_end - unit.kv_begin) * per_key <= target;
     const int step = whole ? unit.split_end() : static_cast<int>(std::max<int64_t>(1, target / (per_key * kSplitKeys)));
     for (int split = unit.split_begin(); split < unit.split_end(); split += step) {
-      const int end = std::min(split + step, unit.split_end());
-      const int keys = std::min(end * kSplitKeys, unit.kv_end) - std::max(split * kSplitKeys, unit.kv_begin);
-      items.push_back({index, split, end, keys * per_key});
+      const Piece piece{&unit, split, std::min(split + step, unit.split_end())};
+      items.push_back({piece, (piece.last_key() - piece.first_key()) * per_key});
     }
   }
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
@@ -126,7 +122,8 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
   const int num_items = static_cast<int>(items.size());
 
   const std::unique_ptr<std::atomic<int>[]> unfinished(new std::atomic<int>[units.size()]());
-  for (const Item& item : items) unfinished[item.unit].fetch_add(1, std::memory_order_relaxed);
+  const auto unfinished_of = [&](const Unit* unit) -> std::atomic<int>& { return unfinished[unit - units.data()]; };
+  for (const Item& item : items) unfinished_of(item.piece.unit).fetch_add(1, std::memory_order_relaxed);
   int64_t partial_floats_total = 0;
   const auto floats = [&](const Unit& unit) {
     const int64_t slot = partial_floats(unit.num_rows * call.group(), dim);
@@ -145,19 +142,20 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
 
   const int64_t scratch_floats = kernels.scratch_floats(max_pairs, dim);
   std::atomic<bool> exhausted{false};
-  const auto run_item = [&](const Item& item) {
+  const auto run_item = [&](int i) {
     float* scratch = thread_scratch.reserve(scratch_floats);
     if (scratch == nullptr) {
       exhausted = true;
       return;
     }
-    const Unit& unit = units[item.unit];
-    kernels.run(call, unit, item.split_begin, item.split_end, scratch);
-    if (unit.partials != nullptr && unfinished[item.unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      kernels.merge(call, unit, scratch);
+    const Piece* next = i + num_threads < num_items ? &items[i + num_threads].piece : nullptr;
+    kernels.run(call, items[i].piece, next, scratch);
+    const Unit* unit = items[i].piece.unit;
+    if (unit->partials != nullptr && unfinished_of(unit).fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      kernels.merge(call, *unit, scratch);
     }
   };
-  Team::shared().run(num_threads, num_items, [&](int i) { run_item(items[i]); });
+  Team::shared().run(num_threads, num_items, run_item);
   return exhausted ? out_of_memory : ok;
 }
 

@@ -6,6 +6,7 @@
 // threads, the chunking of the prefill, or whether it ran as a decode. A sink counts once, when all splits are folded.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace octavo {
@@ -70,6 +71,16 @@ struct Unit {
   int split_end() const { return (kv_end + kSplitKeys - 1) / kSplitKeys; }
 };
 
+// Splits [split_begin, split_end) of a unit: what one thread does in a row.
+struct Piece {
+  const Unit* unit;
+  int32_t split_begin;
+  int32_t split_end;
+
+  int first_key() const { return std::max(split_begin * kSplitKeys, unit->kv_begin); }
+  int last_key() const { return std::min(split_end * kSplitKeys, unit->kv_end); }  // one past it
+};
+
 // Floats in one partial slot of `pairs` (row, head) pairs: weighted values, then running maxima, then sums.
 inline int64_t partial_floats(int pairs, int padded_dim) { return static_cast<int64_t>(pairs) * (padded_dim + 2); }
 
@@ -77,8 +88,9 @@ inline int64_t partial_floats(int pairs, int padded_dim) { return static_cast<in
 struct KernelTable {
   // Floats of scratch, 64-byte aligned, that `run` and `merge` need for units of up to `pairs` pairs.
   int64_t (*scratch_floats)(int pairs, int padded_dim);
-  // Computes splits [split_begin, split_end) of a unit: into its partials, or, when it has none, into the output.
-  void (*run)(const AttendCall& call, const Unit& unit, int split_begin, int split_end, float* scratch);
+  // Computes a piece: into its unit's partials, or, when that has none, into the output. Meanwhile fetches the beginning
+  // of `next`, which the same thread is likely to do after it, unless null.
+  void (*run)(const AttendCall& call, const Piece& piece, const Piece* next, float* scratch);
   // Folds all partials of a unit in order and writes the output.
   void (*merge)(const AttendCall& call, const Unit& unit, float* scratch);
   // Converts `count` elements between any two float dtypes, rounding to nearest even.

@@ -17,6 +17,7 @@ namespace {
 using octavo::AttendCall;
 using octavo::DType;
 using octavo::kSplitKeys;
+using octavo::Piece;
 
 constexpr int kWideningPairs = 12;  // from this many pairs on, widening a tile once is cheaper than in registers
 
@@ -131,23 +132,26 @@ void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& ti
   weigh_tile<float>(s, state, pairs, wide.values, nothing, dim);
 }
 
-// Attends one split into `state`, from nothing, by products of Number (float or bf16). `reach` is where the caller
-// stops reading: as far as fetching ahead pays.
+// Attends one split of a piece into `state`, from nothing, by products of Number (float or bf16). Tiles are fetched one
+// ahead, after the last one the first of `next`.
 template <class Number, class Page>
-void attend_split(const AttendCall& call, const Unit& unit, int split, int reach, bool is_first, const Scratch& s,
+void attend_split(const AttendCall& call, const Piece& piece, int split, const Piece* next, const Scratch& s,
                   State state) {
+  const Unit& unit = *piece.unit;
   state.clear(unit.num_rows * call.group(), call.padded_dim());
   const int end = min((split + 1) * kSplitKeys, unit.kv_end);
   const int first = max(split * kSplitKeys, unit.kv_begin / kTileKeys * kTileKeys);
   Rows<Page> rows[2];
   locate(call, unit, Tile(unit, first), rows[0]);
-  if (is_first) {  // of all others the tile before has asked
-    for (const Page* row : rows[0].values) prefetch(row, call.head_dim);
-  }
   for (int start = first, current = 0; start < end; start += kTileKeys, current ^= 1) {
-    const bool more = start + kTileKeys < reach;
-    if (more) locate(call, unit, Tile(unit, start + kTileKeys), rows[current ^ 1]);
-    const Rows<Page>* upcoming = more ? &rows[current ^ 1] : nullptr;
+    const Rows<Page>* upcoming = &rows[current ^ 1];
+    if (start + kTileKeys < piece.last_key()) {
+      locate(call, unit, Tile(unit, start + kTileKeys), rows[current ^ 1]);
+    } else if (next != nullptr) {
+      locate(call, *next->unit, Tile(*next->unit, next->first_key() / kTileKeys * kTileKeys), rows[current ^ 1]);
+    } else {
+      upcoming = nullptr;
+    }
     const Tile tile(unit, start);
     mark_visible(call, unit, tile, s);
     const Number* chosen = nullptr;
@@ -231,45 +235,46 @@ void write_output(const AttendCall& call, const Unit& unit, State total) {
 }
 
 template <class Number, class Page>
-void run_splits(const AttendCall& call, const Unit& unit, int split_begin, int split_end, const Scratch& s) {
+void run_splits(const AttendCall& call, const Piece& piece, const Piece* next_piece, const Scratch& s) {
+  const Unit& unit = *piece.unit;
   const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
-  const int reach = min(split_end * kSplitKeys, unit.kv_end);
   if (unit.partials != nullptr) {
-    for (int split = split_begin; split < split_end; ++split) {
+    for (int split = piece.split_begin; split < piece.split_end; ++split) {
       float* slot = unit.partials + (split - unit.split_begin()) * octavo::partial_floats(pairs, dim);
-      attend_split<Number, Page>(call, unit, split, reach, split == split_begin, s, State(slot, pairs, dim));
+      attend_split<Number, Page>(call, piece, split, next_piece, s, State(slot, pairs, dim));
     }
     return;
   }
   State total(s.total, pairs, dim), next(s.split, pairs, dim);
   total.clear(pairs, dim);
-  for (int split = split_begin; split < split_end; ++split) {
-    attend_split<Number, Page>(call, unit, split, reach, split == split_begin, s, next);
+  for (int split = piece.split_begin; split < piece.split_end; ++split) {
+    attend_split<Number, Page>(call, piece, split, next_piece, s, next);
     fold(total, next, pairs, dim);
   }
   write_output(call, unit, total);
 }
 
-void run(const AttendCall& call, const Unit& unit, int split_begin, int split_end, float* scratch) {
+void run(const AttendCall& call, const Piece& piece, const Piece* next, float* scratch) {
+  const Unit& unit = *piece.unit;
   const Scratch s(scratch, unit.num_rows * call.group(), call.padded_dim());
   load_query(call, unit, s);
 #if defined(OCTAVO_MULTIPLIES_BF16)
   if (multiplies_bf16(call)) {
     narrow_query(s, unit.num_rows * call.group(), call.head_dim, is_quantised(call.pages_dtype));
     switch (call.pages_dtype) {
-      case DType::bfloat16: return run_splits<bf16, bf16>(call, unit, split_begin, split_end, s);
-      case DType::int8: return run_splits<bf16, i8>(call, unit, split_begin, split_end, s);
-      case DType::float8_e4m3: return run_splits<bf16, f8>(call, unit, split_begin, split_end, s);
+      case DType::bfloat16: return run_splits<bf16, bf16>(call, piece, next, s);
+      case DType::int8: return run_splits<bf16, i8>(call, piece, next, s);
+      case DType::float8_e4m3: return run_splits<bf16, f8>(call, piece, next, s);
       default: return;
     }
   }
 #endif
   switch (call.pages_dtype) {
-    case DType::float32: return run_splits<float, float>(call, unit, split_begin, split_end, s);
-    case DType::bfloat16: return run_splits<float, bf16>(call, unit, split_begin, split_end, s);
-    case DType::float16: return run_splits<float, f16>(call, unit, split_begin, split_end, s);
-    case DType::int8: return run_splits<float, i8>(call, unit, split_begin, split_end, s);
-    case DType::float8_e4m3: return run_splits<float, f8>(call, unit, split_begin, split_end, s);
+    case DType::float32: return run_splits<float, float>(call, piece, next, s);
+    case DType::bfloat16: return run_splits<float, bf16>(call, piece, next, s);
+    case DType::float16: return run_splits<float, f16>(call, piece, next, s);
+    case DType::int8: return run_splits<float, i8>(call, piece, next, s);
+    case DType::float8_e4m3: return run_splits<float, f8>(call, piece, next, s);
   }
 }
 

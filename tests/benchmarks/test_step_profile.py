@@ -34,6 +34,15 @@ def test_costs_of_the_demo_model(default_gguf: Path) -> None:
     assert costs[Part.ATTENTION] == Cost(seen * 2 * 256 * 4, 4 * 4 * 256 * seen)
 
 
+def test_of_a_prompt_the_last_layer_computes_the_token_that_is_drawn_from(default_gguf: Path) -> None:
+    spec = resolve_checkpoint(str(default_gguf)).read_spec()
+    costs = step_costs(spec, StepShape([300, 1], [300, 9], 2), {}, page_bytes=2, table_bytes=1)
+    assert costs[Part.QKV].flops == 2 * 301 * 18 * 640 * (4 + 2) * 256
+    assert costs[Part.MLP].flops == 2 * (301 * 17 + 2) * 3 * 640 * 2048
+    seen = 17 * (300 * 301 // 2) + 300 + 18 * 9
+    assert costs[Part.ATTENTION].flops == 4 * 4 * 256 * seen
+
+
 def test_one_byte_pages_have_their_scales_counted(default_gguf: Path) -> None:
     spec = resolve_checkpoint(str(default_gguf)).read_spec()
     costs = step_costs(spec, StepShape([1], [100], 1), {}, page_bytes=1, table_bytes=1)
