@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 ADAPTER_POLL_SECONDS = 0.01  # while there is nothing to do but to read an adapter
-OPENMP_SPINS = "1000"  # some ten microseconds: what lies between two products of a layer
+OPENMP_SPINS = "20000"  # a third of a millisecond: longer than what lies between two products of a layer
 IDLE_AUDIT_SECONDS = 5.0  # a look at 100,000 pages takes a third of a second: not between two requests of a user
 _PR_SET_PDEATHSIG = 1
 
