@@ -51,7 +51,7 @@ OCTAVO_EXPORT void tiled_product(const ProductCall* call, int num_threads) {
   const Panels panels(*call);
   const QuantisedRows rows = row_scratch.reserve(call->num_rows, call->columns);
   quantise(*call, products_amx, rows, num_threads);
-  run_parts(panels, num_threads, parts_for(*call, panels, call->num_rows, num_threads), [&](int, int64_t first, int64_t last) {
+  run_parts(panels, num_threads, parts_for(num_threads), [&](int, int64_t first, int64_t last) {
     for (int64_t panel = first; panel < last; ++panel) {
       panels.multiply(products_amx, rows, 0, call->num_rows, panel, call->output, call->output_stride);
     }
