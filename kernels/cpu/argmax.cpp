@@ -119,7 +119,7 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
   if (!panels.are_sound()) return bad_layout;
   const QuantisedRows rows = row_scratch.reserve(call.num_rows, call.columns);
   num_threads = threads_for(call, panels, num_threads);
-  const int num_parts = parts_for(call, panels, call.num_rows, num_threads);
+  const int num_parts = parts_for(num_threads);
   std::vector<std::vector<Best>> bests(num_parts, std::vector<Best>(call.num_rows));
   if (call.num_rows <= kSievedRows && panels.are_planes()) {
     quantise_rows(call, kernels, rows, 0, call.num_rows);

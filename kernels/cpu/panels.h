@@ -15,8 +15,7 @@ namespace octavo {
 
 constexpr int64_t kSerialRows = 4;         // input rows that are prepared faster than threads wake
 constexpr int64_t kSerialCodes = 1 << 16;  // weights that are multiplied faster than threads wake
-constexpr int64_t kPartsPerThread = 8, kMostPartsPerThread = 64;
-constexpr int64_t kPartProducts = 1 << 21;  // of codes: some ten microseconds
+constexpr int kPartsPerThread = 8;
 constexpr int kRowsPerTurn = 4;
 
 inline bool is_sound(WeightKind kind, int64_t columns) {
@@ -173,14 +172,7 @@ inline void quantise(const ProductCall& call, const ProductTable& kernels, const
   }
 }
 
-// Runs of panels that a product of `num_rows` input rows is cut into. The threads that are done first wait for the last
-// part, so that large products have more of them.
-inline int parts_for(const ProductCall& call, const Panels& panels, int64_t num_rows, int num_threads) {
-  if (num_threads <= 1) return 1;
-  const int64_t products = panels.count() * kPanelRows * call.columns * num_rows;
-  const int64_t least = num_threads * kPartsPerThread, most = num_threads * kMostPartsPerThread;
-  return static_cast<int>(std::clamp(products / kPartProducts, least, most));
-}
+inline int parts_for(int num_threads) { return num_threads <= 1 ? 1 : num_threads * kPartsPerThread; }
 
 inline int threads_for(const ProductCall& call, const Panels& panels, int num_threads) {
   return panels.count() * kPanelRows * call.columns < kSerialCodes ? 1 : num_threads;

@@ -35,7 +35,7 @@ Status product(const ProductCall& call, const ProductTable& kernels, int num_thr
   num_threads = threads_for(call, panels, num_threads);
   quantise(call, kernels, rows, num_threads);
   const RowBlocks blocks(rows);
-  const int runs = parts_for(call, panels, blocks.start(1), num_threads);
+  const int runs = parts_for(num_threads);
   Team::shared().run(num_threads, blocks.count() * runs, [&](int part) {
     const int64_t begin = blocks.start(part / runs), end = blocks.start(part / runs + 1);
     run_part(panels, part % runs, runs, [&](int, int64_t first, int64_t last) {
