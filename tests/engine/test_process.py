@@ -1,17 +1,21 @@
-"""The engine's process from outside: what it says where it cannot start."""
+"""The engine's process from outside: what it says where it cannot start, and what it sets before torch is there."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.channel import LENGTH, decode_from_engine, frame
 from engine.config import EngineConfig
 from engine.log_format import LogFormat
 from engine.messages import EngineFailed
+from engine.process import OPENMP_SPINS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -61,3 +65,24 @@ def test_the_process_logs_in_the_format_that_its_config_says() -> None:
     assert (line["level"], line["logger"]) == ("error", "octavo.engine")
     assert line["message"] == "the engine could not start"
     assert line["stack"].endswith("DoesNotFit: out of resource: shared memory\nand more lines\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": OPENMP_SPINS}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_openmp_is_calmed_before_torch_is_there_unless_the_user_has_a_wish(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    code = (
+        "import json, os, sys; from engine.process import _calm_openmp; _calm_openmp();"
+        "print(json.dumps(['torch' in sys.modules, {name: value for name, value in os.environ.items()"
+        " if name in ('GOMP_SPINCOUNT', 'OMP_WAIT_POLICY')}]))"
+    )
+    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=others | given, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [False, expected]
