@@ -64,7 +64,7 @@ HEADERS = (
     "stored_rows.h",
     "team.h",
     "tile.h",
-    "tile_bf16.h",
+    "tile_bf16.h", "tile_codes.h",
     "weight_kind.h",
     "weight_layout.h",
 )

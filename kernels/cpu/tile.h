@@ -87,13 +87,23 @@ struct Tile {
 template <class Page>
 constexpr bool kQuantised = sizeof(Page) == 1;
 
-// What the keys and values of a tile are to be multiplied by.
+// Where the scales of a tile's keys and values lie, for those of keys in one page.
+struct ScaleRun {
+  const float* keys;
+  const float* values;
+  int begin, end;  // keys of the tile
+};
+
+// What the keys and values of a tile are to be multiplied by, and where it is to be taken from. It is taken when the tile's
+// turn has come: by then memory has had time to bring it.
 template <bool quantised>
 struct Factors {};
 template <>
 struct Factors<true> {
   float key_factors[kTileKeys];
   float value_factors[kTileKeys];
+  ScaleRun runs[kTileKeys];
+  int num_runs = 0;
 };
 
 // Where the keys and values of a tile's positions lie.
@@ -210,19 +220,16 @@ inline vfloat store_weights(float* row, int key, vfloat weights, const Factors<q
   return weights;
 }
 
-// Turns scores into weights e^(score - maximum), exactly 0 where masked, and folds the tile into maxima and sums. For
-// quantised pages the factors of the keys come in before, those of the values after.
-template <class Weight, class Page>
-void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap, const Rows<Page>& rows) {
+// Scales and caps the scores of all pairs, hides what a pair does not see, and raises the maxima to them. The exponents of
+// the corrections are left in their place. For quantised pages the factors of the keys come in first.
+template <class Page>
+void limit_scores(const Scratch& s, const State& state, int pairs, float scale, float softcap, const Rows<Page>& rows) {
   constexpr int kVectors = kTileKeys / kLanes;
   for (int pair = 0; pair < pairs; ++pair) {
     float* scores = s.scores + pair * kTileKeys;
     const int begin = s.first_key[pair], end = s.last_key[pair];
-    if (begin >= end) {
-      s.corrections[pair] = 1.0f;
-      memset(scores, 0, sizeof(float) * kTileKeys);
-      continue;
-    }
+    s.corrections[pair] = 0.0f;
+    if (begin >= end) continue;
     if constexpr (kQuantised<Page>) multiply_tile(scores, rows.key_factors);
     for (int key = 0; key < begin; ++key) scores[key] = -INFINITY;
     for (int key = end; key < kTileKeys; ++key) scores[key] = -INFINITY;
@@ -236,18 +243,48 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
     }
     vfloat best = tile[0];
     for (int i = 1; i < kVectors; ++i) best = maximum(best, tile[i]);
+    for (int i = 0; i < kVectors; ++i) store(scores + i * kLanes, tile[i]);
     const float old = state.maxima[pair];
     const float tile_maximum = max_lanes(best);
-    const float maximum = old > tile_maximum ? old : tile_maximum;
-    const float correction = exp(old - maximum);
-    vfloat sum = {};
-    for (int i = 0; i < kVectors; ++i) {
-      const vfloat weight = exp(tile[i] - maximum);
-      sum += store_weights<kQuantised<Page>>(reinterpret_cast<Weight*>(scores), i * kLanes, weight, rows);
+    state.maxima[pair] = old > tile_maximum ? old : tile_maximum;
+    s.corrections[pair] = old - state.maxima[pair];
+  }
+}
+
+// Turns the limited scores of a pair into weights e^(score - maximum), exactly 0 where masked. Returns their sums by lane.
+template <class Weight, class Page>
+inline vfloat weigh_scores(float* scores, bool is_blind, float maximum, const Rows<Page>& rows) {
+  if (is_blind) {
+    memset(scores, 0, sizeof(float) * kTileKeys);
+    return vfloat{};
+  }
+  vfloat sum = {};
+  for (int key = 0; key < kTileKeys; key += kLanes) {
+    const vfloat weight = exp(load(scores + key) - maximum);
+    sum += store_weights<kQuantised<Page>>(reinterpret_cast<Weight*>(scores), key, weight, rows);
+  }
+  return sum;
+}
+
+// Turns scores into weights and folds the tile into maxima and sums. Step by step for all pairs, so that none waits for
+// another's maximum.
+template <class Weight, class Page>
+void soften_tile(const Scratch& s, const State& state, int pairs, float scale, float softcap, const Rows<Page>& rows) {
+  limit_scores(s, state, pairs, scale, softcap, rows);
+  for (int pair = 0; pair < pairs; pair += kLanes) store(s.corrections + pair, exp(load(s.corrections + pair)));
+  constexpr int kPairs = 4;  // whose sums are added up at once
+  for (int first = 0; first < pairs; first += kPairs) {
+    vfloat sums[kPairs] = {};
+    const int count = min(kPairs, pairs - first);
+    for (int i = 0; i < count; ++i) {
+      const int pair = first + i;
+      const bool is_blind = s.first_key[pair] >= s.last_key[pair];
+      sums[i] = weigh_scores<Weight>(s.scores + pair * kTileKeys, is_blind, state.maxima[pair], rows);
     }
-    state.maxima[pair] = maximum;
-    state.sums[pair] = state.sums[pair] * correction + sum_lanes(sum);
-    s.corrections[pair] = correction;
+    const vfloat4 added = sum_lanes(sums[0], sums[1], sums[2], sums[3]);
+    for (int i = 0; i < count; ++i) {
+      state.sums[first + i] = state.sums[first + i] * s.corrections[first + i] + added[i];
+    }
   }
 }
 

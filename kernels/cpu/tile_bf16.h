@@ -1,6 +1,6 @@
 // Attention of one tile by products of bfloat16 numbers, of which an instruction makes twice as many as of floats.
 //
-// For pages of bfloat16, and of int8 and e4m3, whose codes are bfloat16 numbers exactly. Queries and weights are
+// For pages of bfloat16, and of e4m3, whose codes are bfloat16 numbers exactly. Queries and weights are
 // rounded to bfloat16; products and sums are float32. An instruction adds two products to each sum: those of two
 // neighbouring elements of a key, or of two neighbouring keys' values, which are interleaved for it. Whether that is
 // done in registers or, where many pairs share the tile, once in scratch changes no bit. Numbers too small for a normal
@@ -11,7 +11,6 @@
 #define OCTAVO_MULTIPLIES_BF16
 
 #include <array>
-#include <type_traits>
 
 #include "tile.h"
 
@@ -61,16 +60,6 @@ struct Halves<ValuePair> {
   }
 };
 
-// The upper or lower bytes of what the codes of a page dtype without their sign are as bfloat16.
-using CodeTable = std::array<uint8_t, 128>;
-
-constexpr uint16_t int8_as_bf16(int code) {
-  if (code == 0) return 0;
-  int exponent = 0;
-  while (code >> (exponent + 1)) ++exponent;
-  return static_cast<uint16_t>((127 + exponent) << 7 | (code << 7 >> exponent & 0x7f));
-}
-
 constexpr uint16_t e4m3_as_bf16(int code) {  // / 256, see kCodeUnit
   int exponent = code >> 3, mantissa = code & 7;
   if (exponent == 0) {
@@ -81,50 +70,42 @@ constexpr uint16_t e4m3_as_bf16(int code) {  // / 256, see kCodeUnit
   return static_cast<uint16_t>((exponent - 7 - 8 + 127) << 7 | (mantissa & 7) << 4);
 }
 
-template <class Page>
+// The upper or lower bytes of what the codes of e4m3 without their sign are as bfloat16.
+using CodeTable = std::array<uint8_t, 128>;
+
 constexpr CodeTable code_table(int shift) {
   CodeTable table{};
-  for (int code = 0; code < 128; ++code) {
-    const uint16_t number = std::is_same_v<Page, i8> ? int8_as_bf16(code) : e4m3_as_bf16(code);
-    table[code] = static_cast<uint8_t>(number >> shift);
-  }
+  for (int code = 0; code < 128; ++code) table[code] = static_cast<uint8_t>(e4m3_as_bf16(code) >> shift);
   return table;
 }
 
-template <class Page>
-struct CodeHalves {
+template <>
+struct Halves<f8> {
   static constexpr int step = 2 * kHalves;
 
-  static void load_key(const Page* key, __m512i* halves) { convert(_mm512_loadu_si512(key), halves); }
+  static void load_key(const f8* key, __m512i* halves) { widen(_mm512_loadu_si512(key), halves); }
 
-  static void interleave(const Page* first, const Page* second, __m512i* pairs) {
+  static void interleave(const f8* first, const f8* second, __m512i* pairs) {
+    static constexpr auto order = [] {  // puts pairs where they are widened from
+      std::array<uint8_t, 128> index{};
+      for (int i = 0; i < 128; ++i) {
+        const int column = i / 64 * 32 + i % 16 / 8 * 16 + i % 64 / 16 * 4 + i % 8 / 2;
+        index[i] = static_cast<uint8_t>(column + i % 2 * 64);
+      }
+      return index;
+    }();
     const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
-    convert(_mm512_permutex2var_epi8(a, _mm512_loadu_si512(order.data()), b), pairs);
-    convert(_mm512_permutex2var_epi8(a, _mm512_loadu_si512(order.data() + 64), b), pairs + 2);
+    widen(_mm512_permutex2var_epi8(a, _mm512_loadu_si512(order.data()), b), pairs);
+    widen(_mm512_permutex2var_epi8(a, _mm512_loadu_si512(order.data() + 64), b), pairs + 2);
   }
 
  private:
-  static constexpr CodeTable lower = code_table<Page>(0), upper = code_table<Page>(8);
-
-  // Puts pairs where `convert` takes them from for its first and second vector: in the first and the last 8 bytes of
-  // every 16.
-  static constexpr auto order = [] {
-    std::array<uint8_t, 128> index{};
-    for (int i = 0; i < 128; ++i) {
-      const int column = i / 64 * 32 + i % 16 / 8 * 16 + i % 64 / 16 * 4 + i % 8 / 2;
-      index[i] = static_cast<uint8_t>(column + i % 2 * 64);
-    }
-    return index;
-  }();
-
-  static void convert(__m512i codes, __m512i* halves) {
-    __m512i magnitude = codes;  // whose first bit is not looked at
-    if constexpr (std::is_same_v<Page, i8>) {  // not by vpabsb, which takes turns with the products
-      magnitude = _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes));
-    }
-    const auto look_up = [magnitude](const CodeTable& table) {
+  // Of every 16 codes, the first 8 into one vector and the last 8 into the other.
+  static void widen(__m512i codes, __m512i* halves) {
+    static constexpr CodeTable lower = code_table(0), upper = code_table(8);
+    const auto look_up = [codes](const CodeTable& table) {  // by seven bits: signs are not looked at
       const __m512i first = _mm512_loadu_si512(table.data()), second = _mm512_loadu_si512(table.data() + 64);
-      return _mm512_permutex2var_epi8(first, magnitude, second);
+      return _mm512_permutex2var_epi8(first, codes, second);
     };
     constexpr int kFirstOrBoth = 0xf8;  // a | (b & c)
     const __m512i low = look_up(lower);
@@ -134,18 +115,13 @@ struct CodeHalves {
   }
 };
 
-template <>
-struct Halves<i8> : CodeHalves<i8> {};
-template <>
-struct Halves<f8> : CodeHalves<f8> {};
-
 template <class Page>
 constexpr int kLeastVectors<bf16, Page> = Halves<Page>::step / kLanes;
 
 // Depends on the call only: a decode must do as its prefill does.
 inline bool multiplies_bf16(const octavo::AttendCall& call) {
   if (call.pages_dtype == octavo::DType::bfloat16) return call.head_dim % Halves<bf16>::step == 0;
-  return is_quantised(call.pages_dtype) && call.head_dim % Halves<i8>::step == 0;
+  return call.pages_dtype == octavo::DType::float8_e4m3 && call.head_dim % Halves<f8>::step == 0;
 }
 
 // Rounds the query in place, in the order in which keys of codes or of bfloat16 numbers are loaded.

@@ -3,14 +3,15 @@
 // A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs.
 // The kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages;
 // tiles of narrower pages that many pairs share are first widened to float32 scratch, unless numbers are multiplied as
-// bfloat16 (tile_bf16.h). The scales of quantised pages are
-// multiplied into scores and weights, never into rows. Knows nothing of threads or of other units.
+// bfloat16 (tile_bf16.h) or as bytes (tile_codes.h). The scales of quantised pages are multiplied into scores and weights,
+// never into rows. Knows nothing of threads or of other units.
 #include <cmath>
 
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
 #include "tile_bf16.h"
+#include "tile_codes.h"
 
 namespace {
 
@@ -45,10 +46,17 @@ inline void narrow_row(const float* source, Target* target, int head_dim) {
   }
 }
 
-// Scales of consecutive slots of a page, times the unit in which its elements are read.
+// Takes the scales of a tile whose turn has come, times the unit in which its elements are read.
 template <class Page>
-inline void copy_factors(const float* scales, int count, float* factors) {
-  for (int i = 0; i < count; ++i) factors[i] = scales[i] * kCodeUnit<Page>;
+inline void take_factors(Rows<Page>& rows) {
+  for (int at = 0; at < kTileKeys; ++at) rows.key_factors[at] = rows.value_factors[at] = 1.0f;
+  for (int i = 0; i < rows.num_runs; ++i) {
+    const ScaleRun& run = rows.runs[i];
+    for (int at = run.begin; at < run.end; ++at) {
+      rows.key_factors[at] = run.keys[at - run.begin] * kCodeUnit<Page>;
+      rows.value_factors[at] = run.values[at - run.begin] * kCodeUnit<Page>;
+    }
+  }
 }
 
 // Entries outside the visible part repeat a visible row: register blocks may touch them, and their scores are masked.
@@ -56,6 +64,8 @@ template <class Page>
 void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Page>& rows) {
   const int32_t* table = call.block_table + unit.sequence * call.block_table_stride;
   const int64_t head = static_cast<int64_t>(unit.kv_head) * call.block_size * call.head_dim;
+  const int64_t head_dim = call.head_dim;
+  if constexpr (kQuantised<Page>) rows.num_runs = 0;
   int key = tile.begin;
   while (key < tile.end) {
     const int position = tile.start + key;
@@ -69,20 +79,19 @@ void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Pag
       const int64_t slot = unit.kv_head * call.block_size + position - block * call.block_size;
       const float* key_scales = call.key_scales + page * call.key_scale_stride + slot;
       const float* value_scales = call.value_scales + page * call.value_scale_stride + slot;
-      copy_factors<Page>(key_scales, end - key, rows.key_factors + key);
-      copy_factors<Page>(value_scales, end - key, rows.value_factors + key);
+      prefetch(key_scales, end - key);
+      prefetch(value_scales, end - key);
+      rows.runs[rows.num_runs++] = {key_scales, value_scales, key, end};
     }
-    for (; key < end; ++key) {
-      rows.keys[key] = key_row;
-      rows.values[key] = value_row;
-      key_row += call.head_dim;
-      value_row += call.head_dim;
+    for (int i = 0; i < end - key; ++i) {
+      rows.keys[key + i] = key_row + i * head_dim;
+      rows.values[key + i] = value_row + i * head_dim;
     }
+    key = end;
   }
   const auto repeat = [&rows, &tile](int at) {
     rows.keys[at] = rows.keys[tile.begin];
     rows.values[at] = rows.values[tile.begin];
-    if constexpr (kQuantised<Page>) rows.key_factors[at] = rows.value_factors[at] = 1.0f;
   };
   for (int at = 0; at < tile.begin; ++at) repeat(at);
   for (int at = tile.end; at < kTileKeys; ++at) repeat(at);
@@ -153,6 +162,7 @@ void attend_split(const AttendCall& call, const Piece& piece, int split, const P
       upcoming = nullptr;
     }
     const Tile tile(unit, start);
+    if constexpr (kQuantised<Page>) take_factors(rows[current]);
     mark_visible(call, unit, tile, s);
     const Number* chosen = nullptr;
     attend_tile(chosen, call, unit.num_rows * call.group(), tile, rows[current], upcoming, s, state);
@@ -258,12 +268,17 @@ void run(const AttendCall& call, const Piece& piece, const Piece* next, float* s
   const Unit& unit = *piece.unit;
   const Scratch s(scratch, unit.num_rows * call.group(), call.padded_dim());
   load_query(call, unit, s);
+#if defined(OCTAVO_MULTIPLIES_CODES)
+  if (multiplies_codes(call)) {
+    quantise_query(s, unit.num_rows * call.group(), call.head_dim);
+    return run_splits<i8, i8>(call, piece, next, s);
+  }
+#endif
 #if defined(OCTAVO_MULTIPLIES_BF16)
   if (multiplies_bf16(call)) {
     narrow_query(s, unit.num_rows * call.group(), call.head_dim, is_quantised(call.pages_dtype));
     switch (call.pages_dtype) {
       case DType::bfloat16: return run_splits<bf16, bf16>(call, piece, next, s);
-      case DType::int8: return run_splits<bf16, i8>(call, piece, next, s);
       case DType::float8_e4m3: return run_splits<bf16, f8>(call, piece, next, s);
       default: return;
     }

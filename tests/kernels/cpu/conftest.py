@@ -33,26 +33,41 @@ class PagedBatch:
     def rounded_expected(
         self, backend: AttentionBackend, **options: float | int | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``backend`` computes where products are of bfloat16 numbers, and how far off it may be.
+        """What ``backend`` computes where products are of bfloat16 numbers or of bytes, and how far off it may be.
 
-        The first is exact for the query as it is rounded then; elsewhere as `expected`, with no allowance. A weight and
-        the sum of weights are off by half a unit in the last place each, 2^-9 of themselves: together by no more than
-        2^-8 of the weighted mean of magnitudes.
+        The first is exact for the query as it is rounded then; elsewhere as `expected`, with no allowance.
         """
-        if not self.is_bf16(backend):
+        if not isinstance(backend, NativeBackend) or not backend.library.variant.has_bf16:
             return self.expected(**options), torch.zeros(())
+        head_dim, pages_dtype = self.query.shape[2], self.pages.key.dtype
+        if pages_dtype == torch.int8 and head_dim % 64 == 0 and head_dim <= 512:
+            return self._expected_of_bytes(**options)
+        if pages_dtype == torch.float8_e4m3fn and head_dim % 64 == 0:
+            return self._expected_of_bfloat16(**options)
+        if pages_dtype == torch.bfloat16 and head_dim % 32 == 0:
+            return self._expected_of_bfloat16(**options)
+        return self.expected(**options), torch.zeros(())
+
+    def _expected_of_bfloat16(self, **options: float | int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A weight and the sum of weights are off by half a unit in the last place each, 2^-9 of themselves: together
+        by no more than 2^-8 of the weighted mean of magnitudes.
+        """
         pages = self.pages
         value = pages.value.float().abs().to(pages.value.dtype)
         rounded = self.query.bfloat16().to(self.query.dtype)
         sizes = self._expected(rounded, replace(pages, value=value), **options)
         return self._expected(rounded, pages, **options), sizes * 2**-8
 
-    def is_bf16(self, backend: AttentionBackend) -> bool:
-        """Whether ``backend`` multiplies this batch as bfloat16 numbers."""
-        head_dim, pages_dtype = self.query.shape[2], self.pages.key.dtype
-        if not isinstance(backend, NativeBackend) or not backend.library.variant.has_bf16:
-            return False
-        return head_dim % 64 == 0 if is_quantised(pages_dtype) else pages_dtype == torch.bfloat16 and head_dim % 32 == 0
+    def _expected_of_bytes(self, **options: float | int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries have 32,639 steps up to their largest element, weights 65,535 up to the largest of 64 keys, times the
+        scales of their values: half a step of 64 keys is at most 2^-11 of the weighted mean of the rows' largest codes.
+        """
+        query = self.query.float()
+        step = query.abs().amax(dim=-1, keepdim=True) / 32_639
+        rounded = ((query / step).round() * step).double()
+        largest = replace(self.pages, value=torch.full_like(self.pages.value, 127))
+        sizes = self._expected(rounded, largest, **options)
+        return self._expected(rounded, self.pages, **options), sizes * 2**-11
 
     def _expected(self, query: torch.Tensor, pages: KVPages, **options: float | int | None) -> torch.Tensor:
         options = {"scale": query.shape[2] ** -0.5, **options}

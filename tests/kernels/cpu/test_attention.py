@@ -75,6 +75,25 @@ def test_products_of_bfloat16_numbers_are_as_good_as_the_pages(native, batch_of,
     assert error.max() < 2 * of_pages.max()
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_products_of_bytes_are_nearly_exact(native, batch_of, head_dim):
+    """Queries and weights have 16 bits: with 8 the error is a hundred times as large."""
+    batch = batch_of([(1, 700), (20, 300)], head_dim=head_dim, pages_dtype=torch.int8)
+    assert (batch.attend(native).double() - batch.expected()).abs().mean() < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_queries_that_int8_pages_cannot_be_multiplied_with(native, batch_of, head_dim):
+    """One of zeros takes the mean of all values, a tiny one nearly so, an infinite one spoils its own row alone."""
+    batch = batch_of([(4, 100)], head_dim=head_dim, pages_dtype=torch.int8)
+    batch.query[0] = 0.0
+    batch.query[1] *= 1e-38
+    batch.query[2, :, 5] = float("inf")
+    output = batch.attend(native)
+    assert output[2].isnan().all()
+    assert_close(output[[0, 1, 3]], batch.expected()[[0, 1, 3]], allowed=1e-4)
+
+
 @pytest.mark.parametrize("pages_dtype", QUANTISED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [20, 64, 80, 96])
