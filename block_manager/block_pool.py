@@ -74,6 +74,10 @@ class BlockPool:
         """The next to be taken last."""
         return iter(self._free_pages)
 
+    def next_pages(self, count: int) -> list[int]:
+        """At most ``count`` free pages, in the order in which they are taken: those never taken before by number."""
+        return self._free_pages[: -count - 1 : -1]
+
     def cached_blocks(self) -> Iterator[KVBlock]:
         """Oldest first."""
         return iter(self._evictable)

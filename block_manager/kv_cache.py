@@ -8,6 +8,7 @@ slot j % layers_per_page of those pages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from mmap import PAGESIZE
 
 import torch
 
@@ -27,7 +28,7 @@ class KVCache:
 
     ``key_pages[slot]`` and ``value_pages[slot]``: [num_pages + 1, num_kv_heads, block_size, head_dim]. ``key_scales``
     and ``value_scales`` are empty, or for quantised pages likewise float32 [num_pages + 1, num_kv_heads, block_size].
-    Memory is reserved but not touched, so that a large budget costs nothing before its pages are used.
+    Memory is reserved but not touched, so that a large budget costs nothing before its pages are used, or `touch` is.
     """
 
     def __init__(
@@ -66,6 +67,12 @@ class KVCache:
         """Key pages and value pages of a slot, then its key scales and value scales where pages are quantised."""
         kinds = (self.key_pages, self.value_pages, self.key_scales, self.value_scales)
         return tuple(tensors[slot] for tensors in kinds if tensors)
+
+    def touch(self, pages: Sequence[int]) -> None:
+        """Have the system give memory to whole pages on the CPU, which a first write would wait for; zeros go there."""
+        ids = torch.tensor(pages)
+        for tensor in self.tensors():
+            tensor.view(torch.uint8).flatten(1)[:, ::PAGESIZE][ids] = 0
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy whole pages within this cache, all layers at once."""

@@ -50,6 +50,7 @@ from engine.messages import (
 )
 from engine.page_messages import PageRow, PagesRead
 from engine.page_reports import read_page, read_pages, read_sequence
+from engine.page_reserve import PageReserve
 from engine.prompt_reader import PromptPiece, PromptReaders
 from engine.prompt_states import PromptPart
 from engine.reports import grammar_ledger, ledger_report, request_explanation, scheduler_stats
@@ -99,10 +100,13 @@ class Engine:
         queue_timeout: float | None = None,
         executor: StepExecutor | None = None,
         adapters: Adapters | None = None,
+        reserve: PageReserve | None = None,
     ) -> None:
+        """``reserve``: to be filled by whoever steps the engine, while it has no work."""
         self.scheduler = scheduler
         self.runner = runner
         self.adapters = adapters or Adapters()
+        self.reserve = reserve
         self._eos_token_ids = eos_token_ids
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval

@@ -114,6 +114,8 @@ def run(engine: Engine, channel: Channel) -> None:
             timeout: float | None = 0.0
         elif engine.adapters.is_loading:
             timeout = ADAPTER_POLL_SECONDS
+        elif engine.reserve is not None and not engine.reserve.is_full:
+            timeout = 0.0
         else:
             timeout = None if audited else IDLE_AUDIT_SECONDS
         messages = channel.receive(timeout)
@@ -135,7 +137,9 @@ def run(engine: Engine, channel: Channel) -> None:
         if engine.has_work:
             channel.send(engine.step())
             audited = False
-        elif not messages and not audited and not engine.adapters.is_loading:
+        elif messages or engine.adapters.is_loading or (engine.reserve is not None and engine.reserve.fill()):
+            continue
+        elif not audited:
             engine.audit()
             audited = True
 

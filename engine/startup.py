@@ -21,6 +21,7 @@ from engine.memory_budget import MemoryUse
 from engine.messages import EngineReady, LoadProgress
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
+from engine.page_reserve import PageReserve
 from engine.setup import choose_setup
 from engine.step_executor import StepExecutor
 from engine.weight_memory import check_weight_memory
@@ -77,6 +78,7 @@ def build_engine(
         queue_timeout=config.queue_timeout,
         executor=executor,
         adapters=adapters,
+        reserve=None if choices.has_own_memory else PageReserve(pool.manager.pool, pool.kv_cache),
     )
     ready = EngineReady(
         device=str(choices.device),

@@ -170,3 +170,14 @@ def test_dropping_the_cache_frees_cached_pages_and_unregisters_held_ones() -> No
 def test_a_pool_needs_a_page() -> None:
     with pytest.raises(ValueError, match="at least one page"):
         BlockPool(0, 1)
+
+
+def test_the_next_pages_are_those_that_are_taken_next_and_fresh_ones_come_by_number() -> None:
+    pool = BlockPool(7, 1)
+    first, second = pool.allocate(0, 2, ALICE), pool.allocate(0, 1, ALICE)
+    pool.release(first, ALICE)
+    assert pool.next_pages(4) == [2, 1, 4, 5]
+    assert pool.next_pages(100) == [2, 1, 4, 5, 6, 7]
+    assert pool.next_pages(0) == []
+    assert second.pages == (3,)
+    assert [pool.allocate(0, 1, ALICE).pages[0] for _ in range(4)] == [2, 1, 4, 5]

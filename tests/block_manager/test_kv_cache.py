@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
+
 import pytest
 import torch
 
@@ -63,3 +65,17 @@ def test_tensors_of_different_slots_do_not_overlap() -> None:
     assert [tensor.float().unique().tolist() for tensor in cache.tensors()] == [[float(n)] for n in range(8)]
     found = [tensor.unique().item() for slot in range(2) for tensor in cache.slot_tensors(slot)]
     assert found == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_touching_pages_writes_into_every_page_of_the_system_that_begins_in_them_and_into_no_other(
+    dtype: torch.dtype,
+) -> None:
+    cache = KVCache(plan_groups([None]), 4, 16, 2, 256, dtype, torch.device("cpu"))
+    for tensor in cache.tensors():
+        tensor.view(torch.uint8).fill_(1)
+    cache.touch([2, 3])
+    for tensor in cache.tensors():
+        pages = tensor.view(torch.uint8).flatten(1)
+        written = (pages == 0).nonzero().tolist()
+        assert written == [[page, place] for page in (2, 3) for place in range(0, pages.shape[1], PAGESIZE)]
