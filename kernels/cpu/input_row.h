@@ -31,38 +31,44 @@ void prepare(const ProductCall& call, const Source* input, float* prepared) {
     const bool is_silu = call.prologue == Prologue::silu;
     for (int64_t i = 0; i < columns; i += kLanes) {
       const vfloat gate = load(input + i);
-      vfloat active;
-      if (is_silu) {
-        active = gate / (1.0f + exp(-maximum(gate, broadcast(-80.0f))));
-      } else {
-        const vfloat inner = 0.7978845608028654f * fma(gate * gate * gate, broadcast(0.044715f), gate);
-        active = 0.5f * gate * (1.0f + tanh(inner));
-      }
+      // x * (1 + tanh(y)) / 2 is x / (1 + e^-2y).
+      const vfloat bent = is_silu ? gate : 1.5957691216057308f * fma(gate * gate * gate, broadcast(0.044715f), gate);
+      const vfloat active = gate / (1.0f + exp(-maximum(bent, broadcast(-80.0f))));
       store(prepared + i, active * load(input + columns + i));
     }
   }
 }
 
-int32_t sum_codes(const int8_t* codes) {  // of 16
-#if defined(__AVX2__)
-  const __m128i positive = _mm_xor_si128(load_vector<__m128i>(codes), _mm_set1_epi8(-128));
-  const __m128i sums = _mm_sad_epu8(positive, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
-#else
-  int32_t sum = 0;
-  for (int k = 0; k < 16; ++k) sum += codes[k];
-  return sum;
-#endif
-}
-
-// The bits of a group's largest magnitude. As integers, magnitudes compare like the numbers, and NaN is the largest.
-int32_t largest_bits(const float* x) {
+// The largest magnitudes of a group, by lanes. As integers, magnitudes compare like the numbers, and NaN is the largest.
+inline vint largest_lanes(const float* x) {
   vint most = {};
   for (int k = 0; k < kGroup; k += kLanes) {
     const vint magnitude = as_int(load(x + k)) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  return max_lanes(most);
+  return most;
+}
+
+// The largest magnitude of each group of a row.
+inline void find_largest(const float* x, int64_t groups, float* largest) {
+  int64_t g = 0;
+#if defined(__AVX512F__)
+  const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+  for (; g + 4 <= groups; g += 4) {  // four at a time, so that lanes are compared for all of them at once
+    const auto lanes = [x, g](int i) { return reinterpret_cast<__m512i>(largest_lanes(x + (g + i) * kGroup)); };
+    const __m512i a = lanes(0), b = lanes(1), c = lanes(2), d = lanes(3);
+    const __m512i ab = larger(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i cd = larger(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    const __m512i all = larger(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    const __m128i most = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(largest + g), most);
+  }
+#endif
+  for (; g < groups; ++g) {
+    const int32_t bits = max_lanes(largest_lanes(x + g * kGroup));
+    memcpy(&largest[g], &bits, sizeof bits);
+  }
 }
 
 // Makes scales of largest magnitudes, and their inverses. NaN and infinity show in every output of the row.
@@ -74,6 +80,42 @@ void find_scales(float* largest, float* inverses, int64_t groups) {
     store(largest + g, scale);
     store(inverses + g, scale > 1e-35f ? 1.0f / scale : vfloat{});
   }
+}
+
+#if defined(__AVX512F__)
+// Where the scale is NaN, the inverse is 0 and so are all codes.
+void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {
+  const auto half_codes = [x, inverse](int k) {
+    return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(load(x + k) * inverse));
+  };
+  const __m256i codes = _mm256_set_m128i(half_codes(16), half_codes(0));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(group.codes), codes);
+  // Sums of 8 codes, each + 128; of 16, in both places of a lane; of 32, everywhere.
+  const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+  const __m256i halves = _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0x4e));
+  const __m256i whole = _mm256_add_epi32(halves, _mm256_permute4x64_epi64(halves, 0x4e));
+  // As the group has them from its scale on: the halves' sums are the last but two and the last but one.
+  const __m256i placed_halves = _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 0, 0, 0, 0, 0, 4, 0));
+  const __m256i placed = _mm256_blend_epi32(_mm256_shuffle_epi32(whole, 0xa0), placed_halves, 0x60);
+  const __m256i surplus = _mm256_setr_epi32(4096, 4096, 4096, 4096, 4096, 2048, 2048, 4096);
+  const __m256i minus_sums = _mm256_sub_epi32(surplus, placed);
+  const __m256i minus = _mm256_sllv_epi32(minus_sums, _mm256_setr_epi32(0, 0, 3, 4, 7, 5, 5, 0));
+  const __m256 corrections = _mm256_mul_ps(_mm256_cvtepi32_ps(minus_sums), _mm256_set1_ps(scale));
+  const __m256 floats = _mm256_blend_ps(_mm256_set1_ps(scale), corrections, 0x02);
+  const __m256i fields = _mm256_blend_epi32(minus, _mm256_castps_si256(floats), 0x03);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(&group.scale), fields);
+}
+#else
+int32_t sum_codes(const int8_t* codes) {  // of 16
+#if defined(__AVX2__)
+  const __m128i positive = _mm_xor_si128(load_vector<__m128i>(codes), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(positive, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+#else
+  int32_t sum = 0;
+  for (int k = 0; k < 16; ++k) sum += codes[k];
+  return sum;
+#endif
 }
 
 void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {
@@ -90,6 +132,7 @@ void quantise_group(const float* x, float scale, float inverse, InputGroup& grou
   group.minus_32_first = -32 * first, group.minus_32_second = -32 * second;
   group.minus_1 = -sum;
 }
+#endif
 
 // `scratch` holds 2 * columns floats.
 inline void quantise_row(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch) {
@@ -100,10 +143,7 @@ inline void quantise_row(const ProductCall& call, int64_t row, const QuantisedRo
   }
   const int64_t groups = call.columns / kGroup, padded = (groups + kLanes - 1) / kLanes * kLanes;
   float *scales = scratch + call.columns, *inverses = scales + padded;
-  for (int64_t g = 0; g < groups; ++g) {
-    const int32_t bits = largest_bits(scratch + g * kGroup);
-    memcpy(&scales[g], &bits, sizeof bits);
-  }
+  find_largest(scratch, groups, scales);
   find_scales(scales, inverses, groups);
   for (int64_t g = 0; g < groups; ++g) quantise_group(scratch + g * kGroup, scales[g], inverses[g], rows.at(row, g));
 }
