@@ -59,6 +59,7 @@ HEADERS = (
     "rows.h",
     "sampled_row.h",
     "sampling.h",
+    "sampling_sketch.h",
     "scratch.h",
     "simd.h",
     "stored_rows.h",

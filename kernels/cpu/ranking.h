@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "sampling.h"
+
 namespace octavo {
 
 // The first tokens of a ranking.
@@ -19,24 +21,16 @@ struct Prefix {
 class Ranking {
  public:
   // Distances are finite. `members` and `buckets` are scratch for `size` elements.
-  Ranking(const float* distances, const double* weights, int64_t size, int32_t* members, uint16_t* buckets)
+  Ranking(const SamplingTable& kernels, const float* distances, const double* weights, int64_t size, int32_t* members,
+          uint16_t* buckets)
       : distances_(distances), weights_(weights), size_(size), members_(members), buckets_(buckets) {
     if (size <= kSorted) return;
-    whole_.spread(distances, size);
-    for (int64_t place = 0; place < size; ++place) {
-      buckets_[place] = static_cast<uint16_t>(whole_.bucket(distances[place]));
-      whole_.add(buckets_[place], weights[place]);
-    }
+    whole_.clear();
+    kernels.divide(distances, size, Histogram::kBuckets, buckets);
+    for (int64_t place = 0; place < size; ++place) whole_.add(buckets[place], weights[place]);
   }
 
   int64_t size() const { return size_; }
-
-  // Of all tokens, in their order.
-  double weight() const {
-    double total = 0.0;
-    for (int64_t place = 0; place < size_; ++place) total += weights_[place];
-    return total;
-  }
 
   // The shortest prefix with `enough(count, weight)`, which must stay true when either grows; all, if there is none.
   template <class Enough>
@@ -73,9 +67,11 @@ class Ranking {
 
   class Histogram {
    public:
-    void spread(const float* distances, int64_t count) {
-      const auto ends = std::minmax_element(distances, distances + count);
-      spread(*ends.first, *ends.second);
+    static constexpr int kBuckets = 1024;
+
+    void clear() {
+      std::fill_n(counts_, kBuckets, 0);
+      std::fill_n(weights_, kBuckets, 0.0);
     }
 
     void spread(const float* distances, const int32_t* members, int64_t count) {
@@ -84,7 +80,10 @@ class Ranking {
         nearest = std::min(nearest, distances[members[i]]);
         farthest = std::max(farthest, distances[members[i]]);
       }
-      spread(nearest, farthest);
+      nearest_ = nearest;
+      const double width = static_cast<double>(farthest) - nearest;
+      per_distance_ = width > 0.0 ? kBuckets / width : 0.0;
+      clear();
     }
 
     bool is_point() const { return per_distance_ == 0.0; }
@@ -113,16 +112,6 @@ class Ranking {
     }
 
    private:
-    static constexpr int kBuckets = 1024;
-
-    void spread(float nearest, float farthest) {
-      nearest_ = nearest;
-      const double width = static_cast<double>(farthest) - nearest;
-      per_distance_ = width > 0.0 ? kBuckets / width : 0.0;
-      std::fill_n(counts_, kBuckets, 0);
-      std::fill_n(weights_, kBuckets, 0.0);
-    }
-
     double nearest_;
     double per_distance_;
     int32_t counts_[kBuckets];

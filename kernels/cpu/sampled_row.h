@@ -2,7 +2,8 @@
 //
 // Every filter keeps the likeliest tokens, so that a distance bounds what can be drawn. Where the weight of a wide row
 // is spread over very many tokens, a sketch of it guesses where filters and draw end: tokens nearer than that are only
-// weighed, and searched are those around it. A wrong guess is noticed and costs time, not truth.
+// weighed, and searched are those around it. Otherwise the weight of all, of which top-p keeps a share, is estimated.
+// A wrong guess, and an estimate that does not tell, are noticed and cost time, not truth.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 
 #include "ranking.h"
 #include "sampling.h"
+#include "sampling_sketch.h"
 #include "scratch.h"
 
 namespace octavo {
@@ -44,14 +46,9 @@ float rounded_up(double distance) {
   return std::nextafter(static_cast<float>(distance), std::numeric_limits<float>::infinity());
 }
 
-// A guess from a part of a row: what is sought lies beyond `near` and not beyond `far`.
-struct Bracket {
-  float near;
-  float far;
-};
-
 // What is known of a row before its tokens are weighed. Guesses only save time: each is checked when it is used.
 struct Plan {
+  double weight;   // of the row, to kEstimateError, where top-p asks for it
   bool is_spread;  // over so many tokens that the ends of what is kept and drawn can be guessed
   Bracket kept;    // where min-p ends, `far` alone, or top-p
   Bracket drawn;
@@ -66,6 +63,12 @@ struct Place {
   double weight;
 };
 
+// What top-p keeps weighs at least so much: a number that is known to lie between two.
+struct Wanted {
+  double least;
+  double most;
+};
+
 // The memory of a row's slices.
 struct Slices {
   float* peaks;     // [num_slices, kSlicePeaks]
@@ -74,7 +77,8 @@ struct Slices {
   Plan* plan;
 };
 
-// One row of a call, in the order of its methods: peaks, a plan, weights if they are needed, a token.
+// One row of a call, in the order of its methods: peaks, estimates if they are needed, a plan, weights if they are
+// needed, a token.
 class Row {
  public:
   Row(const SamplingTable& kernels, const float* logits, int64_t vocab_size, const SamplingRow& wish, Slices slices)
@@ -91,8 +95,15 @@ class Row {
     slices_.largest[slice] = kernels_.find_peaks(start_of(slice), tokens_of(slice), peaks_of(slice));
   }
 
+  bool needs_estimates() const { return weighs_share() && wish_.temperature > 0.0 && peak() > -INFINITY; }
+
+  void estimate(int64_t slice) {
+    slices_.weights[slice * (1 + kLimits)] =
+        kernels_.estimate_weight(start_of(slice), tokens_of(slice), peaks_of(slice), peak(), sharpness_);
+  }
+
   void make_plan(RowScratch& scratch) {
-    *slices_.plan = {false, {-1.0f, FLT_MAX}, {-1.0f, FLT_MAX}, FLT_MAX};
+    *slices_.plan = {needs_estimates() ? weight() : 0.0, false, {-1.0f, FLT_MAX}, {-1.0f, FLT_MAX}, FLT_MAX};
     const bool has_top_p = wish_.top_p < 1.0, has_min_p = wish_.min_p > 0.0;
     if (vocab_size_ < kSketchedTokens || wish_.temperature <= 0.0 || has_top_k() || has_top_p == has_min_p) return;
     if (peak() == -INFINITY || (has_min_p && num_near_peaks(farthest_likely()) < kManyPeaks)) return;
@@ -101,7 +112,7 @@ class Row {
 
   bool needs_weights() const {
     if (wish_.temperature <= 0.0 || peak() == -INFINITY) return false;
-    return has_no_filter() || (wish_.top_p < 1.0 && !has_top_k()) || slices_.plan->is_spread;
+    return has_no_filter() || slices_.plan->is_spread;
   }
 
   void weigh(int64_t slice) {
@@ -122,6 +133,7 @@ class Row {
  private:
   static constexpr int64_t kSketchedTokens = 32768;  // shorter rows are searched as they are
   static constexpr int64_t kSketchedOfSlice = 64;    // the first of each slice make up the sketch
+  static constexpr double kSketchedPowers = 64.0;    // of two: what weighs still less is nothing in a sketch
   static constexpr int64_t kManyPeaks = 1024;        // with fewer within min-p there is little to search
   static constexpr double kSpread = 256.0;           // tokens of equal weight that say as much as a spread row's sketch
 
@@ -132,6 +144,7 @@ class Row {
   }
 
   bool has_top_k() const { return wish_.top_k > 0.0 && wish_.top_k < static_cast<double>(vocab_size_); }
+  bool weighs_share() const { return wish_.top_p < 1.0 && !has_top_k(); }
   bool has_no_filter() const { return wish_.top_k <= 0.0 && wish_.top_p >= 1.0 && wish_.min_p <= 0.0; }
   const float* start_of(int64_t slice) const { return logits_ + slice * kSliceTokens; }
   int64_t tokens_of(int64_t slice) const { return std::min(kSliceTokens, vocab_size_ - slice * kSliceTokens); }
@@ -153,6 +166,7 @@ class Row {
     std::fill_n(zeros, vocab_size_, 0.0f);
     Row row(kernels_, zeros, vocab_size_, wish_, slices_);
     for (int64_t slice = 0; slice < num_slices(); ++slice) row.find_peaks(slice);
+    for (int64_t slice = 0; slice < num_slices() && row.needs_estimates(); ++slice) row.estimate(slice);
     row.make_plan(scratch);
     for (int64_t slice = 0; slice < num_slices(); ++slice) row.weigh(slice);
     return row.token(scratch);
@@ -206,26 +220,57 @@ class Row {
                                 peaks_of(slice), largest, bracket.near, bracket.far, distances + count, ids + count);
     }
     kernels_.weigh(distances, count, sharpness_, scratch.weights.get());
-    return {distances, scratch.weights.get(), count, scratch.members.get(), scratch.buckets.get()};
+    return {kernels_, distances, scratch.weights.get(), count, scratch.members.get(), scratch.buckets.get()};
   }
 
-  int64_t draw_by_rank(RowScratch& scratch) const {
-    double wanted = std::numeric_limits<double>::infinity();
-    if (wish_.top_p < 1.0 && !has_top_k()) wanted = weight() * wish_.top_p;
-    Ranking ranking = rank(scratch, {-1.0f, std::min(reach(scratch), slices_.plan->reach)});
-    if (slices_.plan->reach < FLT_MAX && ranking.weight() < wanted) ranking = rank(scratch, {-1.0f, reach(scratch)});
-    const float likely = farthest_likely();
-    const float* distances = scratch.distances.get();
-    const int64_t most = std::count_if(distances, distances + ranking.size(), [=](float one) { return one <= likely; });
-    const double top_k = has_top_k() ? wish_.top_k : static_cast<double>(ranking.size());
-    if (wish_.top_p < 1.0 && has_top_k()) {
-      wanted = wish_.top_p * ranking.shortest([=](int64_t n, double) { return n >= top_k; }).weight;
+  int64_t draw_by_rank(RowScratch& scratch) {
+    const Plan& plan = *slices_.plan;
+    Wanted wanted = plan.is_spread ? exactly_wanted() : wanted_by_estimate();
+    Ranking ranking = rank(scratch, {-1.0f, std::min(reach(scratch), plan.reach)});
+    Prefix kept = keep(scratch, ranking, wanted);
+    if (plan.reach < FLT_MAX && kept.weight < wanted.most) {
+      ranking = rank(scratch, {-1.0f, reach(scratch)});
+      kept = keep(scratch, ranking, wanted);
     }
-    const Prefix kept =
-        ranking.shortest([=](int64_t n, double sum) { return n >= most || n >= top_k || sum >= wanted; });
     const double target = wish_.draw * kept.weight;
     const Prefix drawn = ranking.shortest([=](int64_t n, double sum) { return sum > target || n >= kept.count; });
     return scratch.ids.get()[drawn.last];
+  }
+
+  Wanted exactly_wanted() const {
+    if (!weighs_share()) return {INFINITY, INFINITY};
+    return {wish_.top_p * weight(), wish_.top_p * weight()};
+  }
+
+  Wanted wanted_by_estimate() const {
+    if (!weighs_share()) return {INFINITY, INFINITY};
+    const double estimate = wish_.top_p * slices_.plan->weight;
+    return {estimate * (1.0 - kEstimateError), estimate * (1.0 + kEstimateError)};
+  }
+
+  // What the filters keep. Where an estimate of the weight does not tell, all tokens are weighed.
+  Prefix keep(const RowScratch& scratch, Ranking& ranking, Wanted& wanted) {
+    const int64_t most = num_likely(scratch, ranking.size());
+    const double top_k = has_top_k() ? wish_.top_k : static_cast<double>(ranking.size());
+    const auto up_to = [&](double share) {
+      return ranking.shortest([=](int64_t n, double sum) { return n >= most || n >= top_k || sum >= share; });
+    };
+    if (wish_.top_p < 1.0 && has_top_k()) {
+      return up_to(wish_.top_p * ranking.shortest([=](int64_t n, double) { return n >= top_k; }).weight);
+    }
+    const Prefix kept = up_to(wanted.least);  // and up to any weight between, if it is enough for the most
+    if (!weighs_share() || kept.weight >= wanted.most || kept.count == most) return kept;
+    for (int64_t slice = 0; slice < num_slices(); ++slice) weigh(slice);
+    wanted = exactly_wanted();
+    return up_to(wanted.least);
+  }
+
+  // How many of the tokens in the scratch min-p keeps.
+  int64_t num_likely(const RowScratch& scratch, int64_t count) const {
+    if (wish_.min_p <= 0.0) return count;
+    const float likely = farthest_likely();
+    const float* distances = scratch.distances.get();
+    return std::count_if(distances, distances + count, [=](float one) { return one <= likely; });
   }
 
   // A distance beyond which no token can be drawn, whatever rounding does.
@@ -279,51 +324,37 @@ class Row {
       measure(start_of(slice), taken, distances + count);
       count += taken;
     }
-    const double least = least_weight(distances + count, weights);
-    const float farthest = farthest_weight();  // NaN and infinities are farther
-    count = std::remove_if(distances, distances + count, [=](float one) { return !(one <= farthest); }) - distances;
-    if (count == 0) return;
-    kernels_.weigh(distances, count, sharpness_, weights);
-    Ranking ranking(distances, weights, count, scratch.members.get(), scratch.buckets.get());
-    const double total = ranking.weight();
-    double squares = 0.0;
-    for (int64_t i = 0; i < count; ++i) squares += weights[i] * weights[i];
-    const double equals = total * total / squares;  // Kish's effective sample size
-
-    const auto at = [&](double share) {
-      return distances[ranking.shortest([=](int64_t, double sum) { return sum >= share * total; }).last];
-    };
-    const auto around = [&](double share) {  // three standard deviations to both sides
-      const double margin = 3.0 * std::sqrt(share * (1.0 - share) / equals) + 3.0 / equals;
-      return Bracket{share > margin ? at(share - margin) : -1.0f, share + margin < 1.0 ? at(share + margin) : farthest};
-    };
-    Plan& plan = *slices_.plan;
-    plan.is_spread = equals >= kSpread;
-    if (wish_.top_p < 1.0) {
-      if (!plan.is_spread) {
-        const double scale = static_cast<double>(vocab_size_) / static_cast<double>(num_slices() * kSketchedOfSlice);
-        const double left_out = 0.5 * (1.0 - wish_.top_p) * least / scale;
-        plan.reach = left_out < total ? at(1.0 - left_out / total) : 0.0f;
-        return;
-      }
-      plan.kept = around(wish_.top_p);
-      plan.drawn = around(wish_.top_p * wish_.draw);
-    } else if (plan.is_spread) {
-      plan.kept.far = farthest_likely();
-      double kept = 0.0;
-      for (int64_t i = 0; i < count; ++i) kept += distances[i] <= plan.kept.far ? weights[i] : 0.0;
-      plan.drawn = around(kept / total * wish_.draw);
+    const float end = rounded_up(kSketchedPowers / sharpness_);
+    float farthest = 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+      distances[i] = distances[i] < end ? distances[i] : end;  // so is NaN
+      farthest = std::max(farthest, distances[i]);
     }
-  }
-
-  // Of the vocabulary: that of its peaks, which are its likeliest tokens.
-  double least_weight(float* distances, double* weights) const {
-    const int64_t num_peaks = num_slices() * kSlicePeaks;
-    measure(slices_.peaks, num_peaks, distances);
-    kernels_.weigh(distances, num_peaks, sharpness_, weights);
-    double total = 0.0;
-    for (int64_t i = 0; i < num_peaks; ++i) total += weights[i];
-    return total;
+    if (!(farthest > 0x1p-100f)) return;  // equals
+    kernels_.weigh(distances, count, sharpness_, weights);
+    const Sketch sketch(distances, weights, count, farthest);
+    const double sampled = static_cast<double>(count) / static_cast<double>(vocab_size_);
+    Plan& plan = *slices_.plan;
+    const double whole = plan.weight * sampled;
+    // what lies in a few tokens that are not in the sample cannot be guessed from it
+    const bool is_like_row = wish_.top_p >= 1.0 || std::abs(whole - sketch.weight()) <= 6 * sketch.deviation();
+    plan.is_spread = sketch.num_equals() >= kSpread && is_like_row;
+    if (wish_.top_p < 1.0 && !plan.is_spread) plan.reach = sketch.leaving((1.0 - wish_.top_p) * whole).far;
+    if (!plan.is_spread) return;
+    const auto around = [&](double share) {
+      Bracket bracket = sketch.around(share, farthest_weight());
+      if (wish_.top_p >= 1.0) return bracket;
+      const Bracket other = sketch.leaving((1.0 - share) * whole);
+      return Bracket{std::max(bracket.near, other.near), std::min(bracket.far, other.far)};
+    };
+    double kept = wish_.top_p;
+    if (wish_.top_p < 1.0) {
+      plan.kept = around(kept);
+    } else {
+      plan.kept.far = farthest_likely();
+      kept = sketch.share(plan.kept.far);
+    }
+    plan.drawn = around(kept * wish_.draw);
   }
 
   // The token, or -1 where a guess was wrong.

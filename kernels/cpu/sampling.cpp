@@ -84,13 +84,23 @@ class Sampling {
     for (int64_t index = 0; index < num_whole_; ++index) {
       Row row = row_of(index, slices);
       for (int64_t slice = 0; slice < num_slices_; ++slice) row.find_peaks(slice);
+      if (row.needs_estimates()) {
+        for (int64_t slice = num_slices_ - 1; slice >= 0; --slice) row.estimate(slice);  // what was read last is near
+      }
       row.make_plan(scratch);
-      for (int64_t slice = 0; slice < num_slices_ && row.needs_weights(); ++slice) row.weigh(slice);
+      if (row.needs_weights()) {
+        for (int64_t slice = num_slices_ - 1; slice >= 0; --slice) row.weigh(slice);
+      }
       call_.tokens[index] = row.token(scratch);
     }
     const int64_t num_shared = call_.num_rows - num_whole_, items = num_shared * num_slices_;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) shared_row(item / num_slices_).find_peaks(item % num_slices_);
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      Row row = shared_row(item / num_slices_);
+      if (row.needs_estimates()) row.estimate(item % num_slices_);
+    }
 #pragma omp for schedule(dynamic, 1)
     for (int64_t row = 0; row < num_shared; ++row) shared_row(row).make_plan(scratch);
 #pragma omp for schedule(static)

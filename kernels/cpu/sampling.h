@@ -20,6 +20,7 @@ constexpr int64_t kSliceTokens = 4096;
 constexpr int64_t kPeakTokens = 32;
 constexpr int64_t kSlicePeaks = kSliceTokens / kPeakTokens;
 constexpr int kLimits = 2;
+constexpr double kEstimateError = 0x1p-21;  // float32's powers are off by 2^-22 at most, its sums by 2^-23
 constexpr int64_t kWordTokens = 32;    // whose bits are a word of a mask, the lowest of the first
 constexpr int64_t kCollectSlack = 16;  // elements that `collect` may write behind the last it found
 
@@ -30,11 +31,15 @@ struct SamplingTable {
   // there are `limits` [kLimits], the weight up to each of these distances. `sums` [1 + kLimits].
   void (*sum_weights)(const float* logits, int64_t count, const float* peaks, float peak, double sharpness,
                       const float* limits, double* sums);
+  // The weight of such a slice, to kEstimateError of itself and 2^-112.
+  double (*estimate_weight)(const float* logits, int64_t count, const float* peaks, float peak, double sharpness);
   // Distances of a slice that are more than `beyond` and not more than `limit`, and the ids of their tokens, by id;
   // returns how many.
   int64_t (*collect)(const float* logits, int64_t count, int32_t first_id, const float* peaks, float peak, float beyond,
                      float limit, float* distances, int32_t* ids);
   void (*weigh)(const float* distances, int64_t count, double sharpness, double* weights);
+  // Buckets of equal width, from the nearest of finite distances to the farthest.
+  void (*divide)(const float* distances, int64_t count, int num_buckets, uint16_t* buckets);
   // How many logits of a slice whose peaks are known are larger than `own`, or equal to it among the first `place`, which
   // may lie outside. NaN is neither.
   int64_t (*count_ahead)(const float* logits, int64_t count, const float* peaks, float own, int64_t place);

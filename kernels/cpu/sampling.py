@@ -8,6 +8,9 @@ neighbours nor on the number of threads.
 How: every filter keeps the likeliest tokens, so that some distance below the largest logit bounds what can be drawn.
 One pass finds the largest logits of every 32 tokens and of all, a second one weighs all tokens where the weight of all
 matters, and only those near enough are collected, divided into buckets by their distance, and searched.
+
+Top-p asks for a share of the weight of all, which is therefore estimated in float32 at first, with a bound on its
+error. Only where that does not tell how many tokens are kept, or where they are very many, are all weighed in float64.
 """
 
 from __future__ import annotations

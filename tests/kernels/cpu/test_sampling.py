@@ -146,6 +146,41 @@ def test_a_gemma_sized_row_gets_the_token_of_the_rule_in_torch(best: NativeLibra
     assert sample(best, logits, rows) == torch_tokens(logits, rows)
 
 
+def unlike_its_sample(name: str) -> torch.Tensor:
+    """A wide row whose slices begin otherwise than they go on: a guess from their first tokens is wrong."""
+    logits = noise(1, VOCAB, seed=5)[0]
+    first = logits.view(-1, 4096)[:, :64]
+    if name == "masked":
+        first.fill_(-math.inf)
+    elif name == "NaN":
+        first.fill_(math.nan)
+    else:
+        first += {"heavier": 8.0, "lighter": -8.0, "a little heavier": 0.5}[name]
+    return logits
+
+
+@pytest.mark.parametrize("name", ["masked", "NaN", "heavier", "lighter", "a little heavier"])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_a_wide_row_that_is_unlike_its_sample_gets_the_token_of_the_rule_in_torch(
+    best: NativeLibrary, name: str, spread: float
+) -> None:
+    rows = [row(top_p=top_p, draw=uniform_draw(3, index)) for index, top_p in enumerate((0.3, 0.9, 0.9999, ALMOST_ONE))]
+    logits = (spread * unlike_its_sample(name)).expand(len(rows), VOCAB)
+    assert sample(best, logits, rows) == torch_tokens(logits, rows)
+
+
+@pytest.mark.parametrize("size", [4, 4097, VOCAB])
+def test_top_p_tells_shares_apart_that_differ_by_less_than_float32_does(library: NativeLibrary, size: int) -> None:
+    """Weights of 1, 1/2, 1/4 and 1/4: a share of a half is the first token, a little more the second one too."""
+    logits = torch.full((1, size), -math.inf)
+    logits[0, torch.tensor([0, 1, 2, -1])] = torch.tensor([0.0, -1.0, -2.0, -2.0])
+    little = 1e-12
+    cases = ((0.5 - little, 0), (0.5 + little, 1), (0.75 - little, 1), (0.75 + little, 2), (0.875 + little, size - 1))
+    for top_p, last in cases:
+        last_kept = row(temperature=1 / math.log(2), top_p=top_p, draw=ALMOST_ONE)
+        assert sample(library, logits, [last_kept]) == [last], top_p
+
+
 def test_a_gemma_sized_row_gets_the_oracles_token(best: NativeLibrary) -> None:
     for spread in (0.01, 1.0, 3.0):
         logits = spread * noise(1, VOCAB, seed=3)[0]
