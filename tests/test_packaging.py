@@ -17,6 +17,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("block_manager", "scheduler", "kernels", "models", "engine", "server", "benchmarks")
 SOURCES = (*PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE")
 COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+# Compiles nothing in place of each source that is there, and links that. `make install` has compiled the sources, which
+# takes longer than most files of tests.
+QUICK_COMPILER = """#!/bin/sh
+case " $* " in *" -c "*) ;; *) exec {compiler} "$@" ;; esac
+while [ "$1" != -c ]; do shift; done
+[ -f "$2" ] || exit 1
+while [ "$1" != -o ]; do shift; done
+exec {compiler} -x c++ -fPIC -c /dev/null -o "$2"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
             shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
         else:
             shutil.copy(path, source)
+    compiler = folder / "compiler"
+    compiler.write_text(QUICK_COMPILER.format(compiler=COMPILER))
+    compiler.chmod(0o755)
     command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "--no-index"]
     finished = subprocess.run(
         [*command, "--wheel-dir", str(folder), "--disable-pip-version-check"],
+        env={**os.environ, "CXX": str(compiler)},
         capture_output=True,
         text=True,
         check=False,
