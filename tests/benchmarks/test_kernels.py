@@ -23,7 +23,7 @@ from benchmarks.compiled import (
     ptx_load_bytes,
     ptx_matrix,
 )
-from benchmarks.kernels import Outcome, Task, complaints, main, table
+from benchmarks.kernels import Outcome, Task, complaints, every_pair, main, table
 
 ROOT = Path(__file__).parents[2]
 GOOD = Compiled(
@@ -126,12 +126,29 @@ def test_attention_and_stores_spill_nothing_and_multiply_on_the_best_unit_of_eac
 @pytest.mark.timeout(1200)
 def test_every_variant_that_can_be_launched_compiles_fits_and_is_written_down(tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
-    run = compile_kernels("--json", str(report))
+    run = compile_kernels("--pairs", "--json", str(report))
 
     assert run.returncode == 0, run.stderr
     names = {json.loads(line)["variant"] for line in report.read_text().splitlines()}
     documented = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     assert sorted(name for name in names if f"| {name} |" not in documented) == []
+
+
+def test_pairs_are_every_variant_for_a_chip_and_every_choice_for_every_chip() -> None:
+    names = [
+        f"{kernel}:{dim}:{types}" for kernel in ("decode", "reduce") for dim in (64, 128) for types in ("a/a", "a/b")
+    ]
+    listed = [Task(name.partition(":")[0], name, chip) for name in names for chip in CHIPS]
+    chosen = every_pair(listed)
+    assert set(chosen) < set(listed)
+    assert len(chosen) == len(set(chosen))
+    assert {task.variant for task in chosen} == set(names)
+    for task in listed:
+        for part in task.variant.replace("/", ":").split(":"):
+            assert any(
+                part in one.variant.replace("/", ":").split(":") and one.module == task.module and one.chip == task.chip
+                for one in chosen
+            ), (part, task.chip)
 
 
 @pytest.mark.parametrize(
