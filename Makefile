@@ -65,7 +65,7 @@ $(CLIENTS)/.installed: tests/clients/python/requirements.txt
 lint: $(INSTALLED)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers auto
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix

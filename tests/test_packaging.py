@@ -159,5 +159,5 @@ def test_ci_runs_the_linters_and_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     readme_section = (ROOT / "README.md").read_text().split("## Test", 1)[1]
 
-    assert re.findall(r"^make .*$", script, re.MULTILINE) == ["make lint", "make test"]
+    assert re.findall(r"^make .*$", script, re.MULTILINE) == ["make install", "make lint", "make test"]
     assert "make test" in readme_section
