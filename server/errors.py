@@ -24,6 +24,7 @@ RETRY_AFTER_SECONDS = 1
 MAX_SHOWN_CHARACTERS = 200  # of what a client sent
 MAX_RETRY_AFTER_SECONDS = 120  # clients take more for a mistake
 UNKNOWN_ADAPTER = "unknown_adapter"
+CONTEXT_EXCEEDED = "context_length_exceeded"
 NO_RETRY = {"x-should-retry": "false"}  # to clients that come again by themselves
 
 
@@ -72,10 +73,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
-def context_exceeded(what: str, context: int, why: str) -> ApiError:
-    """A 400 for a part of the request that no context of so many tokens holds; in words that clients look for."""
-    message = f"{what}: this model's maximum context length is {context} tokens; {why}"
-    return bad_request(message, code="context_length_exceeded")
+def context_exceeded(param: str, context: int, why: str) -> ApiError:
+    """A 400 for a field of the request that no context of so many tokens holds; in words that clients look for."""
+    message = f"{param}: this model's maximum context length is {context} tokens; {why}"
+    return bad_request(message, param, CONTEXT_EXCEEDED)
 
 
 def unavailable(message: str, code: str) -> ApiError:
@@ -95,10 +96,10 @@ def internal_error() -> ApiError:
     return ApiError(500, "the server hit an internal error; its log has the details", code="internal_error")
 
 
-def from_engine(error: EngineError) -> ApiError:
-    """What a failure of the engine means to the client."""
+def from_engine(error: EngineError, prompt: str | None = None) -> ApiError:
+    """What a failure of the engine means to the client; ``prompt`` is the field that has the request's."""
     if isinstance(error, RequestTooLarge):
-        return bad_request(str(error), code=error.code)
+        return bad_request(str(error), prompt if error.code == CONTEXT_EXCEEDED else None, error.code)
     if isinstance(error, AdapterRefused):
         return ApiError(404 if error.code == UNKNOWN_ADAPTER else 400, str(error), code=error.code)
     if isinstance(error, EngineUnavailable):

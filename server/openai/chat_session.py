@@ -209,7 +209,9 @@ async def open_chat(state: ServerState, request: Request, body: ChatBody, reques
         return tokenizer.encode_chat(text)
 
     token_ids = await encode(prompt_ids, body.num_characters, "messages")
-    max_tokens = choose_max_tokens(state, len(token_ids), body.token_limit, None, rotates=body.rotates)
+    max_tokens = choose_max_tokens(
+        state, len(token_ids), body.token_limit, None, rotates=body.rotates, prompt="messages"
+    )
     await prepare_grammar(state, request.receive, parsing.grammar, parsing.grammar_field)
     authorization = request.headers.get("authorization")
     group = Submission(

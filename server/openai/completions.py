@@ -60,7 +60,7 @@ async def create_completion(state: ServerState, request: Request) -> Response:
             token_ids = prompt
             check_vocabulary(token_ids, ready, "prompt")
         max_tokens = choose_max_tokens(
-            state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates
+            state, len(token_ids), body.max_tokens, DEFAULT_COMPLETION_TOKENS, rotates=body.rotates, prompt="prompt"
         )
         prompts.append((token_ids, max_tokens))
     await prepare_grammar(state, request.receive, body.grammar, body.grammar_field)

@@ -108,7 +108,7 @@ async def _prompts(
         try:
             state.client.check_fits(len(token_ids), 0)
         except EngineError as error:
-            raise from_engine(error) from None
+            raise from_engine(error, "input") from None
         prompts.append(token_ids)
     return prompts
 

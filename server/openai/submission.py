@@ -99,9 +99,9 @@ def check_num_samples(body: GenerationBody, ready: EngineReady, num_prompts: int
 
 
 def choose_max_tokens(
-    state: ServerState, num_prompt_tokens: int, wanted: int | None, default: int | None, *, rotates: bool
+    state: ServerState, num_prompt_tokens: int, wanted: int | None, default: int | None, *, rotates: bool, prompt: str
 ) -> int:
-    """Most new tokens of one sequence.
+    """Most new tokens of one sequence, whose field ``prompt`` has its prompt.
 
     ``wanted`` is taken at its word: ApiError 400 when prompt and output could never fit together. Without it,
     ``default`` or, where that is None too, everything: as far as the context and the pool reach.
@@ -112,7 +112,7 @@ def choose_max_tokens(
             wanted = room if default is None else default if rotates else min(default, room)
         state.client.check_fits(num_prompt_tokens, wanted, rotates=rotates)
     except EngineError as error:
-        raise from_engine(error) from None
+        raise from_engine(error, prompt) from None
     return wanted
 
 

@@ -152,7 +152,7 @@ async def test_a18_without_a_limit_a_chat_may_use_all_that_fits(api, engine, fie
 
 async def test_a14_a_conversation_beyond_the_context_is_refused(api, engine) -> None:
     response = await api.chat(messages=[{"role": "user", "content": "x" * 600}])
-    message = api.assert_error(response, 400, code="context_length_exceeded")
+    message = api.assert_error(response, 400, param="messages", code="context_length_exceeded")
     assert str(len("[user][assistant]") + 600) in message
     assert "512" in message
 

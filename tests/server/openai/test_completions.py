@@ -119,7 +119,7 @@ async def test_several_prompts_give_choices_in_their_order_whatever_finishes_fir
 @pytest.mark.parametrize("prompt", ["p" * 600, "p" * 512])
 async def test_a14_a_prompt_beyond_the_context_is_refused_with_both_numbers(api, engine, stream, prompt) -> None:
     response = await api.completion(prompt=prompt, stream=stream)
-    message = api.assert_error(response, 400, code="context_length_exceeded")
+    message = api.assert_error(response, 400, param="prompt", code="context_length_exceeded")
     assert str(len(prompt)) in message
     assert "512" in message
     assert engine.requests == []
@@ -128,7 +128,7 @@ async def test_a14_a_prompt_beyond_the_context_is_refused_with_both_numbers(api,
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a15_prompt_and_max_tokens_beyond_the_context_are_refused_not_clamped(api, engine, stream) -> None:
     response = await api.completion(prompt="p" * 450, max_tokens=100, stream=stream)
-    message = api.assert_error(response, 400, code="context_length_exceeded")
+    message = api.assert_error(response, 400, param="prompt", code="context_length_exceeded")
     assert "550" in message
     assert "512" in message
     assert engine.requests == []
@@ -342,5 +342,5 @@ async def test_merged_deltas_stop_and_count_as_single_tokens_do(api, engine) -> 
 async def test_a_long_prompt_is_tokenized_like_a_short_one(api, engine, state, monkeypatch) -> None:
     monkeypatch.setattr("server.openai.submission.INLINE_CHARACTERS", 100)
     text = "é" * 600  # beyond what is tokenized inline; then refused, for it is too long for the context
-    message = api.assert_error(await api.completion(prompt=text), 400, code="context_length_exceeded")
+    message = api.assert_error(await api.completion(prompt=text), 400, param="prompt", code="context_length_exceeded")
     assert "1200 tokens" in message

@@ -67,14 +67,15 @@ async def test_a_request_that_rotates_may_generate_beyond_the_context(api, engin
 @pytest.mark.parametrize("overflow", ["error", None])
 async def test_a15_others_are_refused_there_and_do_not_rotate(api, engine, path, overflow) -> None:
     response = await getattr(api, path)(context_overflow=overflow, max_tokens=100_000)
-    api.assert_error(response, 400, code="context_length_exceeded")
+    param = "messages" if path == "chat" else "prompt"
+    api.assert_error(response, 400, param=param, code="context_length_exceeded")
     await getattr(api, path)(context_overflow=overflow, max_tokens=5)
     assert [request.rotates for request in engine.requests] == [False]
 
 
 async def test_a14_a_prompt_beyond_the_context_is_refused_though_it_would_rotate(api, engine) -> None:
     response = await api.completion(prompt="p" * 512, context_overflow="rotate")
-    assert "512" in api.assert_error(response, 400, code="context_length_exceeded")
+    assert "512" in api.assert_error(response, 400, param="prompt", code="context_length_exceeded")
     assert engine.requests == []
 
 

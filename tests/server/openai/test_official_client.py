@@ -59,7 +59,7 @@ async def test_errors_arrive_as_the_clients_own_with_their_code(client, api) -> 
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as too_long:
         await client.completions.create(model=api.model, prompt="x" * 600, stream=True)
-    assert too_long.value.code == "context_length_exceeded"
+    assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "prompt")
 
 
 async def test_d17_a_failure_within_a_stream_is_raised(client, api, engine) -> None:

@@ -95,7 +95,7 @@ async def test_a_wrong_field_of_tokenize_is_named(api, fields, param, code) -> N
         ({"tokens": [-1]}, "tokens", None),
         ({"tokens": [260]}, "tokens", None),
         ({"tokens": [1.0]}, "tokens", None),
-        ({"tokens": [1] * 513}, None, "context_length_exceeded"),
+        ({"tokens": [1] * 513}, "tokens", "context_length_exceeded"),
         ({"tokens": [1], "text": "a"}, "text", "unknown_parameter"),
     ],
 )

@@ -242,10 +242,12 @@ async def test_a_wrong_field_is_named_before_the_engine_hears_of_it(
 
 
 async def test_a14_what_is_too_long_is_told_with_the_clients_own_words(api, responses) -> None:
-    message = api.assert_error(await responses.create(input="a" * 600), 400, code="context_length_exceeded")
+    message = api.assert_error(
+        await responses.create(input="a" * 600), 400, param="input", code="context_length_exceeded"
+    )
     assert "512" in message
     many = [{"role": "user", "content": "a"}] * 513
-    api.assert_error(await responses.create(input=many), 400, code="context_length_exceeded")
+    api.assert_error(await responses.create(input=many), 400, param="input", code="context_length_exceeded")
 
 
 async def test_errors_of_the_chat_name_the_field_of_the_response(api, responses, state) -> None:
