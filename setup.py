@@ -65,7 +65,8 @@ HEADERS = (
     "stored_rows.h",
     "team.h",
     "tile.h",
-    "tile_bf16.h", "tile_codes.h",
+    "tile_bf16.h",
+    "tile_codes.h",
     "weight_kind.h",
     "weight_layout.h",
 )
