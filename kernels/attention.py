@@ -190,8 +190,8 @@ class AttentionBackend(Protocol):
     ) -> None:
         """Norm and rotate ``query``, in place, and ``key``, then store as `store_kv` does. Rounds once, at the end."""
 
-    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of float32 ``angles``, in new memory."""
+    def rotation(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles ``positions * frequencies``, int64 and float32, in new memory."""
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """The RMSNorm of ``x`` [num_tokens, hidden_size] by a float32 ``weight``, in float32 and rounded once."""

@@ -36,7 +36,7 @@ class Embedding:
             rows = self._kept.unpack(token_ids).to(self._dtype)
         else:
             rows = F.embedding(token_ids, self.place.tensor)
-        return rows if self._scale == 1.0 else rows * self._scale
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
     @property
     def nbytes(self) -> int:

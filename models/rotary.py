@@ -35,7 +35,7 @@ class Rotary:
         frequencies = self._frequencies
         if self._rope.scaling == "dynamic":
             frequencies = dynamic_frequencies(self._rope, self._dim, positions)
-        cosines, sines = self._backend.rotation(positions.float() * frequencies)
+        cosines, sines = self._backend.rotation(positions, frequencies)
         factor = self._rope.attention_factor
         return (cosines, sines) if factor == 1.0 else (cosines * factor, sines * factor)
 

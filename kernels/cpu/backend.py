@@ -79,8 +79,8 @@ class NativeBackend:
             call.sines = _row_pointer("sines", sines, key.shape[0] * call.pairs)
         self.library.store_kv(call, query, key, value)
 
-    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _rotation(angles)
+    def rotation(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _rotation(positions, frequencies)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
@@ -225,8 +225,8 @@ class TorchBackend:
         query.copy_(prepared(query, preparation.query_norm, preparation))
         self.store_kv(prepared(key, preparation.key_norm, preparation), value, pages, slot_mapping)
 
-    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _rotation(angles)
+    def rotation(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _rotation(positions, frequencies)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return normed(x, weight, eps)
@@ -288,10 +288,10 @@ class TorchBackend:
         return output
 
 
-def _rotation(angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """By numpy: torch wakes all threads and waits for them at any number of angles, which takes longer than these."""
-    numbers = angles.numpy()
-    return torch.from_numpy(np.cos(numbers)), torch.from_numpy(np.sin(numbers))
+def _rotation(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy: torch wakes all its threads and waits for them, which takes longer than this does."""
+    angles = positions.numpy().astype(np.float32) * frequencies.numpy()
+    return torch.from_numpy(np.cos(angles)), torch.from_numpy(np.sin(angles))
 
 
 def _gather(stored: torch.Tensor, scales: torch.Tensor | None, table: torch.Tensor, num_tokens: int) -> torch.Tensor:

@@ -77,7 +77,8 @@ class TritonBackend:
         """Norm and rotate ``query``, in place, and ``key``, then store as ``store_kv`` does, all in one launch."""
         prepare_and_store(query, key, value, pages, slot_mapping, preparation)
 
-    def rotation(self, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotation(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = positions.float() * frequencies
         return angles.cos(), angles.sin()
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
