@@ -1,8 +1,8 @@
 """Generation: one sequence on its way from the engine's token ids to text.
 
 Sits between the engine and the endpoints (their formats), and knows neither HTTP nor JSON. Invariants: a generation
-that was started is counted exactly once, as stop, length, abort or error; when its stream is closed, early or not, the
-engine has been told and nothing of it runs on; one that the engine refused to queue is counted as a refusal instead.
+that was started is counted exactly once (`CountedSequence`); when its stream is closed, early or not, the engine has
+been told and nothing of it runs on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from engine.client import EngineError
 from engine.messages import Ledger, RequestDelta
 from scheduler.request import FinishReason
-from server.errors import ApiError, from_engine, from_failure, internal_error, unavailable
+from server.generation.counted_sequence import CountedSequence
 from server.generation.output_text import OutputText, TextRules
 from server.generation.prompt_reading import PromptReading
 from server.generation.token_logprob import TokenLogprob
-from server.metrics.catalogue import QUEUE_FULL
 from server.metrics.metrics import RequestEnd
 from server.state import ServerState
 from server.text.tokenizer import Tokenizer
@@ -97,20 +95,13 @@ class Generation:
 
     async def stream(self) -> AsyncGenerator[TextDelta]:
         """The text as it comes. Raises ApiError when the engine fails. Close it to abort."""
-        outcome: FinishReason | None = FinishReason.ABORT  # what it is when the consumer closes the stream
-        self._metrics.count_submitted()
-        if self._is_first:
-            self._metrics.count_samples(self._num_samples)
-        try:
-            last = None
+        last = None
+        with CountedSequence(self._metrics, self._end) as sequence:
+            if self._is_first:
+                self._metrics.count_samples(self._num_samples)
             async with contextlib.aclosing(self._open_deltas()) as deltas:
                 async for delta in deltas:
-                    if (failure := delta.failure) is not None:
-                        self._metrics.count_failure(failure.code)
-                        outcome = None if failure.code == QUEUE_FULL else FinishReason.ERROR
-                        raise from_failure(failure)
-                    if delta.finish_reason is FinishReason.ABORT:
-                        raise unavailable("the engine aborted the request", "aborted")  # nobody here asked for it
+                    sequence.check(delta)
                     if delta.queue_position is not None:
                         yield TextDelta("", queue_position=delta.queue_position)
                         continue
@@ -127,22 +118,9 @@ class Generation:
                         last = text
                         break
                     yield text
-            if last is None or last.finish_reason is None:
-                outcome = FinishReason.ERROR
-                raise internal_error()
-            outcome = last.finish_reason
-        except ApiError:
-            raise
-        except EngineError as error:
-            outcome = FinishReason.ERROR
-            raise from_engine(error) from error
-        except Exception:
-            outcome = FinishReason.ERROR
-            raise
-        finally:
-            # before the last delta is read, since the request is in flight no more
-            if outcome is not None:
-                self._metrics.count_end(self._end(outcome))
+            sequence.end(None if last is None else last.finish_reason)
+        # counted before the last delta is read, since the request is in flight no more
+        assert last is not None
         yield last
 
     async def _begin(self) -> TextDelta | None:
