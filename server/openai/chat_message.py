@@ -14,42 +14,24 @@ from pydantic import Field, PlainValidator, ValidationInfo, field_validator, mod
 
 from server.http.nesting import is_deeper
 from server.openai.body import Body, NeutralValues
+from server.openai.content_parts import read_text
 
 MAX_TOOL_CALLS = 128  # in one message
 MAX_ID_CHARACTERS = 256
-
-
-def _read_content(value: object) -> str:
-    """Text of a message: a string, or the joined text of its parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(kind, str):
-            raise ValueError('a content part is an object like {"type": "text", "text": "..."}')
-        if kind != "text":
-            raise ValueError(f"unsupported content part type {kind[:40]!r}: this server reads text only")
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-            raise ValueError('a text part has the fields "type" and "text" and no other, and its text is a string')
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 OptionalContent = str | list[dict[str, str]] | None
 
 
 def _read_optional_content(value: object) -> str | None:
-    return None if value is None else _read_content(value)
+    return None if value is None else read_text(value)
 
 
 class TextMessage(Body):
     """What the operator or the user says."""
 
     role: Literal["system", "developer", "user"]
-    content: Annotated[str, PlainValidator(_read_content, str | list[dict[str, str]])]
+    content: Annotated[str, PlainValidator(read_text, str | list[dict[str, str]])]
     name: str | None = None
 
     @property
@@ -137,7 +119,7 @@ class ToolMessage(Body):
 
     role: Literal["tool"]
     tool_call_id: str = Field(min_length=1, max_length=MAX_ID_CHARACTERS)
-    content: Annotated[str, PlainValidator(_read_content, str | list[dict[str, str]])]
+    content: Annotated[str, PlainValidator(read_text, str | list[dict[str, str]])]
     name: str | None = None
 
     @property

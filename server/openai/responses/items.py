@@ -14,6 +14,7 @@ from pydantic import Field, PlainValidator
 
 from server.errors import bad_request
 from server.openai.body import Body, NeutralValues, validate_body
+from server.openai.content_parts import read_text
 
 MAX_ID_CHARACTERS = 128
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -23,32 +24,16 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _read_text(value: object, kinds: tuple[str, ...]) -> str:
-    """A string, or the joined text of parts of these kinds."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(part, dict) or not isinstance(kind, str):
-            raise ValueError(f'a content part is an object like {{"type": "{kinds[0]}", "text": "..."}}')
-        if kind not in kinds:
-            raise ValueError(f"unsupported content part type {kind[:40]!r}: this server reads text only")
-        surplus = part.keys() - {"type", "text", "annotations", "logprobs"}
-        if surplus or part.get("annotations") or not isinstance(part.get("text"), str):
-            raise ValueError(f'a part of the type {kind} has a "text", which is a string, and no other field')
-        texts.append(part["text"])
-    return "".join(texts)
+def _read_parts(value: object, *kinds: str) -> str:
+    return read_text(value, kinds=kinds, neutral=frozenset({"annotations"}), ignored=frozenset({"logprobs"}))
 
 
 def _read_message(value: object) -> str:
-    return _read_text(value, ("input_text", "output_text", "text"))
+    return _read_parts(value, "input_text", "output_text", "text")
 
 
 def _read_reasoning(value: object) -> str:
-    return "" if value is None else _read_text(value, ("reasoning_text",))
+    return "" if value is None else _read_parts(value, "reasoning_text")
 
 
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
