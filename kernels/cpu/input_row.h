@@ -33,7 +33,7 @@ void prepare(const ProductCall& call, const Source* input, float* prepared) {
       const vfloat gate = load(input + i);
       // x * (1 + tanh(y)) / 2 is x / (1 + e^-2y).
       const vfloat bent = is_silu ? gate : 1.5957691216057308f * fma(gate * gate * gate, broadcast(0.044715f), gate);
-      const vfloat active = gate / (1.0f + exp(-maximum(bent, broadcast(-80.0f))));
+      const vfloat active = bent < -80.0f ? gate * 0.0f : gate / (1.0f + exp(-bent));
       store(prepared + i, active * load(input + columns + i));
     }
   }

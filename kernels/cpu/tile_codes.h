@@ -74,14 +74,14 @@ inline vint larger(vint most, vfloat x) {
 struct Unit16 {
   float size, per_one;
 
-  // In which the largest, by `most`, is `steps`. NaN if one of them is none or infinite; numbers below 2^-100 are 0.
+  // In which the largest, by `most`, is `steps`. NaN if one of them is none or infinite; numbers below 2^-110 are 0.
   Unit16(vint most, float steps) : size(0.0f), per_one(0.0f) {
     const int32_t bits = max_lanes(most);
     float largest;
     memcpy(&largest, &bits, sizeof largest);
     if (bits >= 0x7f800000) {
       size = NAN;
-    } else if (largest >= 0x1p-100f) {
+    } else if (largest >= 0x1p-110f) {
       size = largest / steps;
       per_one = steps / largest;
     }
@@ -155,10 +155,12 @@ inline void score_block(const Place* query, const i8* const* keys, int dim, floa
   }
 }
 
-// Stores a vector of weights times the factors of their values. What a row does not see stays 0, whatever its value is.
+// Stores a vector of weights times the factors of their values over the scores. What a row does not see, of which the
+// score is -infinity, stays 0, whatever its value is.
 template <bool quantised>
 inline vfloat store_weights(Place* row, int key, vfloat weights, const Factors<quantised>& factors) {
-  store(reinterpret_cast<float*>(row) + key, weights == 0.0f ? vfloat{} : weights * load(factors.value_factors + key));
+  float* place = reinterpret_cast<float*>(row) + key;
+  store(place, load(place) == -INFINITY ? vfloat{} : weights * load(factors.value_factors + key));
   return weights;
 }
 

@@ -169,11 +169,12 @@ void attend_split(const AttendCall& call, const Piece& piece, int split, const P
   }
 }
 
-// Folds the next split's state into the total (log-sum-exp merge).
+// Folds the next split's state into the total (log-sum-exp merge). One without a maximum has seen nothing, or scores that
+// are no numbers, which its sum shows.
 void fold(State total, State next, int pairs, int dim) {
   for (int pair = 0; pair < pairs; ++pair) {
     const float left = total.maxima[pair], right = next.maxima[pair];
-    if (right == -INFINITY) continue;
+    if (right == -INFINITY && next.sums[pair] == 0.0f) continue;
     const float maximum = left > right ? left : right;
     const float keep = exp(left - maximum), add = exp(right - maximum);
     float* to = total.weighted + static_cast<int64_t>(pair) * dim;

@@ -63,8 +63,8 @@ class PagedBatch:
         scales of their values: half a step of 64 keys is at most 2^-11 of the weighted mean of the rows' largest codes.
         """
         query = self.query.float()
-        step = query.abs().amax(dim=-1, keepdim=True) / 32_639
-        rounded = ((query / step).round() * step).double()
+        largest_element = query.abs().amax(dim=-1, keepdim=True)
+        rounded = ((query * (32_639 / largest_element)).round() * (largest_element / 32_639)).double()
         largest = replace(self.pages, value=torch.full_like(self.pages.value, 127))
         sizes = self._expected(rounded, largest, **options)
         return self._expected(rounded, self.pages, **options), sizes * 2**-11

@@ -138,6 +138,31 @@ def test_a_key_that_reads_as_nan_shows_in_the_rows_that_see_it(backend, batch_of
     assert not output[1].isnan().any()
 
 
+@pytest.mark.parametrize("sinks", [None, torch.zeros(4)])
+@pytest.mark.parametrize("pages_dtype", QUANTISED)
+def test_a_key_that_reads_as_nan_shows_where_it_is_all_that_is_seen_of_a_split(native, batch_of, pages_dtype, sinks):
+    batch = batch_of([(1, 257)], pages_dtype=pages_dtype)
+    batch.pages.key_scales[int(batch.metadata.block_table[0, 16]), 0, 0] = float("nan")
+    assert batch.attend(native, sinks=sinks).isnan().all()
+
+
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_a_value_that_reads_as_nan_shows_however_little_it_weighs(native, batch_of, head_dim):
+    batch = batch_of([(1, 40)], head_dim=head_dim, pages_dtype=torch.int8)
+    batch.query.mul_(1000.0)
+    batch.pages.value_scales[int(batch.metadata.block_table[0, 0]), 0, 5] = float("nan")
+    assert batch.attend(native).isnan().all()
+
+
+def test_a_value_that_reads_as_nan_is_nothing_to_rows_that_do_not_see_it(native, batch_of):
+    batch = batch_of([(20, 40)], pages_dtype=torch.int8)
+    expected = batch.attend(native)
+    batch.pages.value_scales[int(batch.metadata.block_table[0, 2]), 0, 3] = float("nan")  # position 35
+    output = batch.attend(native)
+    assert torch.equal(output[:15], expected[:15])
+    assert output[15:].isnan().all()
+
+
 @pytest.mark.parametrize("group", [3, 5, 6, 7])
 def test_odd_numbers_of_query_heads_per_kv_head(backend, batch_of, group):
     batch = batch_of([(1, 30), (9, 40), (1, 300)], num_q_heads=2 * group, num_kv_heads=2)

@@ -152,6 +152,15 @@ def test_a_gated_input_is_the_activated_half_times_the_other(
     assert (product.multiply(x, prologue) - expected).abs().max().item() < 2e-3 * expected.abs().max().item()
 
 
+@pytest.mark.parametrize("prologue", [Prologue.SILU, Prologue.GELU_TANH])
+def test_gates_far_below_zero_close_and_infinite_ones_show(library: NativeLibrary, prologue: Prologue) -> None:
+    product = QuantisedProduct([packed(library, WeightKind.Q8_0, 16, 32)])
+    gates = torch.tensor([-1e2, -1e30, -3e38, float("-inf"), float("inf"), float("nan")])
+    output = product.multiply(torch.cat([gates[:, None].expand(6, 32), torch.ones(6, 32)], dim=-1), prologue)
+    assert torch.equal(output[:3], torch.zeros(3, 16))
+    assert output[3:].isnan().all()
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 9])
 def test_the_largest_output_is_found_without_storing_any(library: NativeLibrary, num_rows: int) -> None:
     matrices = [
