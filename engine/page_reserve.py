@@ -1,9 +1,8 @@
 """PageReserve: has the system give memory to the pages that are taken next, before a step needs them.
 
 The page tensors of a CPU are reserved, not touched. Whoever writes to a page first waits until the system has found
-and cleared memory for it: with huge pages 2 MiB at once, a fifth of a millisecond or, in a virtual machine, ten times
-that. The prompts of a server that has just started spend a twentieth of their time so. An engine that has nothing to do
-touches a bounded number of pages ahead of use instead.
+and cleared memory for it, with huge pages 2 MiB at once; in a virtual machine that takes long. So an engine that has
+nothing to do touches a bounded number of pages ahead of use.
 
 Knows page numbers and their tensors, nothing of sequences. Invariant: only pages with nothing in them are written to.
 """
