@@ -39,13 +39,10 @@ void prepare(const ProductCall& call, const Source* input, float* prepared) {
   }
 }
 
-// The largest magnitudes of a group, by lanes. As integers, magnitudes compare like the numbers, and NaN is the largest.
+// The largest magnitudes of a group, by lanes.
 inline vint largest_lanes(const float* x) {
   vint most = {};
-  for (int k = 0; k < kGroup; k += kLanes) {
-    const vint magnitude = as_int(load(x + k)) & 0x7fffffff;
-    most = magnitude > most ? magnitude : most;
-  }
+  for (int k = 0; k < kGroup; k += kLanes) most = larger_magnitude(most, load(x + k));
   return most;
 }
 

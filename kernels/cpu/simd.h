@@ -58,6 +58,12 @@ inline vfloat as_float(vint x) { return reinterpret_cast<vfloat>(x); }
 
 inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
 
+// The larger of `most` and x's magnitude, by lanes: as integers, magnitudes compare like the numbers, and NaN is the largest.
+inline vint larger_magnitude(vint most, vfloat x) {
+  const vint magnitude = as_int(x) & 0x7fffffff;
+  return magnitude > most ? magnitude : most;
+}
+
 // a * b + c. Fused where the instruction set has it; the compiler itself contracts nothing (-ffp-contract=off), so that
 // every instance of a template rounds alike.
 inline vfloat fma(vfloat a, vfloat b, vfloat c) {

@@ -64,12 +64,6 @@ inline void store_bytes(void* target, vint numbers) {
 
 inline vint nearest(vfloat x) { return reinterpret_cast<vint>(_mm512_cvtps_epi32(x)); }
 
-// As integers, magnitudes compare like the numbers, and NaN is the largest.
-inline vint larger(vint most, vfloat x) {
-  const vint magnitude = as_int(x) & 0x7fffffff;
-  return magnitude > most ? magnitude : most;
-}
-
 // The unit in which numbers are whole, and how many of it are 1.
 struct Unit16 {
   float size, per_one;
@@ -94,7 +88,7 @@ inline void quantise_query(const Scratch& s, int pairs, int dim) {
     float* row = s.query + static_cast<int64_t>(pair) * dim;
     const QueryCodes codes{reinterpret_cast<Place*>(row), dim};
     vint most = {};
-    for (int i = 0; i < dim; i += kLanes) most = larger(most, load(row + i));
+    for (int i = 0; i < dim; i += kLanes) most = larger_magnitude(most, load(row + i));
     const Unit16 unit(most, kLargestQuery);
     vint sum = {};
     int8_t lower[kLongestCodes];
@@ -171,7 +165,7 @@ inline void quantise_weights(float* row) {
   vint most = {};
   for (int i = 0; i < kVectors; ++i) {
     weights[i] = load(row + i * kLanes);
-    most = larger(most, weights[i]);
+    most = larger_magnitude(most, weights[i]);
   }
   const Unit16 unit(most, kLargestWeight);
   const WeightCodes codes{row};

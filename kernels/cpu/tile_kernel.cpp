@@ -347,12 +347,8 @@ inline vfloat load_some(const Source* source, int64_t count) {
 
 template <class Source, class Target>
 float quantise_row(const Source* source, Target* target, float largest, int64_t count) {
-  // As integers, magnitudes compare like the numbers, and NaN is the largest.
   vint most = {};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const vint magnitude = as_int(load_some(source + i, count - i)) & 0x7fffffff;
-    most = magnitude > most ? magnitude : most;
-  }
+  for (int64_t i = 0; i < count; i += kLanes) most = larger_magnitude(most, load_some(source + i, count - i));
   int32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits = max(bits, most[lane]);
   if (bits >= 0x7f800000) {
