@@ -54,6 +54,7 @@ HEADERS = (
     "panels.h",
     "plain_row.h",
     "prefetch.h",
+    "quad_sums.h",
     "quantised_matrix.h",
     "ranking.h",
     "rows.h",
@@ -69,6 +70,7 @@ HEADERS = (
     "tile_codes.h",
     "weight_kind.h",
     "weight_layout.h",
+    "wide_vector.h",
 )
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-pthread", "-Wall"]
 FLAGS += ["-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]

@@ -94,7 +94,7 @@ struct alignas(64) GroupSums {
         totals[m] = with_halves(weights, input, scaled_half(weights, sum), second, totals[m]);
       } else {
         if constexpr (Group<kind>::factors == Factors::zero) {
-          sum = add_products(sum, reinterpret_cast<Int16>(weights.scales[1]), &input.minus_1);
+          sum = add_products(sum, cast<Int16>(weights.scales[1]), &input.minus_1);
         }
         totals[m] = with_whole(weights, input, sum, totals[m]);
       }

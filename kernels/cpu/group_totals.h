@@ -13,7 +13,7 @@ namespace {
 template <class Weights>
 inline __attribute__((always_inline)) Float16 with_whole(const Weights& weights, const InputGroup& input, Int16 sum,
                                                          Float16 total) {
-  total = multiply_add(weights.scales[0] * input.scale, __builtin_convertvector(sum, Float16), total);
+  total = multiply_add(weights.scales[0] * input.scale, converted<Float16>(sum), total);
   if constexpr (Weights::factors == Factors::minimum) {
     total = multiply_add(weights.scales[1], input.correction - Float16{}, total);
   }
@@ -23,13 +23,13 @@ inline __attribute__((always_inline)) Float16 with_whole(const Weights& weights,
 // Likewise, where the halves of the columns have scales of their own: first of the first half, then of both.
 template <class Weights>
 inline __attribute__((always_inline)) Float16 scaled_half(const Weights& weights, Int16 first) {
-  return weights.scales[0] * __builtin_convertvector(first, Float16);
+  return weights.scales[0] * converted<Float16>(first);
 }
 
 template <class Weights>
 inline __attribute__((always_inline)) Float16 with_halves(const Weights& weights, const InputGroup& input,
                                                           Float16 scaled_first, Int16 second, Float16 total) {
-  const Float16 sum = multiply_add(weights.scales[1], __builtin_convertvector(second, Float16), scaled_first);
+  const Float16 sum = multiply_add(weights.scales[1], converted<Float16>(second), scaled_first);
   total = multiply_add(sum, input.scale - Float16{}, total);
   if constexpr (Weights::factors == Factors::halves_minima) {
     const float scale = input.scale * 0x1p-5f;

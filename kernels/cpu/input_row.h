@@ -46,20 +46,35 @@ inline vint largest_lanes(const float* x) {
   return most;
 }
 
+#if defined(__AVX512F__)
+// The largest lane of each of four vectors.
+inline __m128i largest_of(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+  const __m512i ab = larger(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+  const __m512i cd = larger(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+  const __m512i all = larger(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+  const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+  return _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+typedef __m512i Lanes;
+#elif defined(__AVX2__)
+inline __m128i largest_of(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const auto larger = [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); };
+  const __m256i ab = larger(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = larger(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  const __m256i all = larger(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  return _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+typedef __m256i Lanes;
+#endif
+
 // The largest magnitude of each group of a row.
 inline void find_largest(const float* x, int64_t groups, float* largest) {
   int64_t g = 0;
-#if defined(__AVX512F__)
-  const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+#if defined(__AVX2__)
   for (; g + 4 <= groups; g += 4) {  // four at a time, so that lanes are compared for all of them at once
-    const auto lanes = [x, g](int i) { return reinterpret_cast<__m512i>(largest_lanes(x + (g + i) * kGroup)); };
-    const __m512i a = lanes(0), b = lanes(1), c = lanes(2), d = lanes(3);
-    const __m512i ab = larger(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    const __m512i cd = larger(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
-    const __m512i all = larger(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-    const __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-    const __m128i most = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(largest + g), most);
+    const auto lanes = [x, g](int i) { return reinterpret_cast<Lanes>(largest_lanes(x + (g + i) * kGroup)); };
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(largest + g), largest_of(lanes(0), lanes(1), lanes(2), lanes(3)));
   }
 #endif
   for (; g < groups; ++g) {
@@ -79,13 +94,25 @@ void find_scales(float* largest, float* inverses, int64_t groups) {
   }
 }
 
+#if defined(__AVX2__)
+// The codes of a group.
+inline __m256i codes_of(const float* x, float inverse) {
 #if defined(__AVX512F__)
-// Where the scale is NaN, the inverse is 0 and so are all codes.
-void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {
   const auto half_codes = [x, inverse](int k) {
     return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(load(x + k) * inverse));
   };
-  const __m256i codes = _mm256_set_m128i(half_codes(16), half_codes(0));
+  return _mm256_set_m128i(half_codes(16), half_codes(0));
+#else
+  const auto wide = [x, inverse](int k) { return _mm256_cvtps_epi32(load(x + k) * inverse); };
+  // packing goes by halves of vectors: in the end four codes of each vector, then the other four
+  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(wide(0), wide(8)), _mm256_packs_epi32(wide(16), wide(24)));
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#endif
+}
+
+// Where the scale is NaN, so is every output, whatever the codes.
+void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {
+  const __m256i codes = codes_of(x, inverse);
   _mm256_store_si256(reinterpret_cast<__m256i*>(group.codes), codes);
   // Sums of 8 codes, each + 128; of 16, in both places of a lane; of 32, everywhere.
   const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
@@ -104,15 +131,9 @@ void quantise_group(const float* x, float scale, float inverse, InputGroup& grou
 }
 #else
 int32_t sum_codes(const int8_t* codes) {  // of 16
-#if defined(__AVX2__)
-  const __m128i positive = _mm_xor_si128(load_vector<__m128i>(codes), _mm_set1_epi8(-128));
-  const __m128i sums = _mm_sad_epu8(positive, _mm_setzero_si128());
-  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
-#else
   int32_t sum = 0;
   for (int k = 0; k < 16; ++k) sum += codes[k];
   return sum;
-#endif
 }
 
 void quantise_group(const float* x, float scale, float inverse, InputGroup& group) {

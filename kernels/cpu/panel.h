@@ -53,7 +53,7 @@ inline void unpack_pair(const uint8_t* codes, [[maybe_unused]] const uint8_t* lo
 constexpr float kFloatUnit = 0x1p-8f;
 
 inline void unpack_floats(Byte64 quad, Float16* columns) {
-  const Short32 odd = reinterpret_cast<Short32>(quad), even = odd << 8;
+  const Short32 odd = cast<Short32>(quad), even = odd << 8;
   const int16_t fields = static_cast<int16_t>(0xbf80);  // sign, and exponent and mantissa beyond one bit
   widen_halves((even >> 1) & fields, columns[0], columns[1]);
   widen_halves((odd >> 1) & fields, columns[2], columns[3]);
@@ -121,7 +121,7 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
     result[0] = powers(own);
   } else if constexpr (traits.scaling == Scaling::zero) {
     result[0] = load_vector<Float16>(own);
-    result[1] = reinterpret_cast<Float16>(widened<Byte16>(own + 64));
+    result[1] = cast<Float16>(widened<Byte16>(own + 64));
   } else if constexpr (traits.scaling == Scaling::byte_minima) {
     result[0] = load_vector<Float16>(outer) * bytes<Byte16>(own);
     result[1] = load_vector<Float16>(outer + 64) * bytes<Byte16>(own + 16);
@@ -130,10 +130,10 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   } else if constexpr (traits.scaling == Scaling::nibble_halves) {
     const Float16 d = load_vector<Float16>(outer), e = load_vector<Float16>(outer + 64);
     const Int16 first = widened<Byte16>(own), second = widened<Byte16>(own + 16);
-    result[0] = d * __builtin_convertvector(first & 15, Float16);
-    result[1] = d * __builtin_convertvector(second & 15, Float16);
-    result[2] = e * __builtin_convertvector(first >> 4, Float16);
-    result[3] = e * __builtin_convertvector(second >> 4, Float16);
+    result[0] = d * converted<Float16>(first & 15);
+    result[1] = d * converted<Float16>(second & 15);
+    result[2] = e * converted<Float16>(first >> 4);
+    result[3] = e * converted<Float16>(second >> 4);
   } else {
     const Float16 d = load_vector<Float16>(outer);
     result[0] = d * bytes<Sbyte16>(own);
@@ -146,6 +146,7 @@ template <WeightKind kind>
 struct Group {
   static constexpr Factors factors = factors_of(traits_of(kind).scaling);
   static constexpr int offset = traits_of(kind).offset;
+  static constexpr int largest = largest_code(kind);
   static constexpr bool has_floats = traits_of(kind).codes == Codes::floats;
 
   Byte64 quads[8];

@@ -5,36 +5,24 @@
 #pragma once
 
 #include <cstring>
-#include <utility>
 
-#include "simd.h"
+#include "wide_vector.h"
 
 namespace octavo {
 namespace {
 
-typedef float Float16 __attribute__((vector_size(64)));
-typedef int32_t Int16 __attribute__((vector_size(64)));
-typedef uint32_t Uint16 __attribute__((vector_size(64)));
-typedef int16_t Short32 __attribute__((vector_size(64)));
-typedef uint8_t Byte64 __attribute__((vector_size(64)));
 typedef uint8_t Byte16 __attribute__((vector_size(16)));
 typedef int8_t Sbyte16 __attribute__((vector_size(16)));
-
-template <class Vector>
-inline Vector load_vector(const void* p) {
-  Vector x;
-  memcpy(&x, p, sizeof x);
-  return x;
-}
 
 // The first `count` lanes.
 inline Float16 load_lanes(const float* p, int count) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Float16>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
 #else
-  Float16 x = {};
-  memcpy(&x, p, sizeof(float) * count);
-  return x;
+  if (count == 16) return Float16::load(p);
+  float all[16] = {};
+  memcpy(all, p, sizeof(float) * count);
+  return Float16::load(all);
 #endif
 }
 
@@ -42,7 +30,10 @@ inline void store_lanes(float* p, Float16 x, int count) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), reinterpret_cast<__m512>(x));
 #else
-  memcpy(p, &x, sizeof(float) * count);
+  if (count == 16) return x.store(p);
+  float all[16];
+  x.store(all);
+  memcpy(p, all, sizeof(float) * count);
 #endif
 }
 
@@ -58,14 +49,11 @@ inline bool any_lane(Int16 mask) {
 #endif
 }
 
-inline Float16 multiply_add(Float16 a, Float16 b, Float16 c) {
+inline __attribute__((always_inline)) Float16 multiply_add(Float16 a, Float16 b, Float16 c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Float16>(_mm512_fmadd_ps(a, b, c));
 #else
-  float x[16], y[16], z[16];
-  memcpy(x, &a, 64), memcpy(y, &b, 64), memcpy(z, &c, 64);
-  for (int i = 0; i < 16; i += kLanes) store(z + i, fma(load(x + i), load(y + i), load(z + i)));
-  return load_vector<Float16>(z);
+  return Float16::of_parts([&](int i) __attribute__((always_inline)) { return fma(a.parts[i], b.parts[i], c.parts[i]); });
 #endif
 }
 
@@ -78,10 +66,8 @@ inline Int16 dot_quad(Int16 sums, Byte64 codes, const int8_t* quad) {
   asm volatile("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(memory));
   return sums;
 #else
-  const Uint16 words = reinterpret_cast<Uint16>(codes);
-  for (int b = 0; b < 4; ++b) {
-    sums += reinterpret_cast<Int16>((words >> (8 * b)) & 0xff) * static_cast<int32_t>(quad[b]);
-  }
+  const Uint16 words = cast<Uint16>(codes);
+  for (int b = 0; b < 4; ++b) sums += cast<Int16>((words >> (8 * b)) & 0xff) * static_cast<int32_t>(quad[b]);
   return sums;
 #endif
 }
@@ -105,9 +91,22 @@ inline Byte64 add_bits(Byte64 codes, const uint8_t* bits) {
   memcpy(&mask, bits, 8);
   const __m512i low = reinterpret_cast<__m512i>(codes);
   return reinterpret_cast<Byte64>(_mm512_mask_add_epi8(low, mask, low, _mm512_set1_epi8(value)));
+#elif defined(__AVX2__)
+  // byte i of a part gets the bits that its own is among, then its own alone
+  const __m256i places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+  return Byte64::of_parts([&](int i) __attribute__((always_inline)) {
+    int32_t mask;
+    memcpy(&mask, bits + 4 * i, 4);
+    const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(mask), places), own);
+    const __m256i is_set = _mm256_cmpeq_epi8(spread, own);
+    return codes.parts[i] | reinterpret_cast<Byte64::Part>(_mm256_and_si256(is_set, _mm256_set1_epi8(value)));
+  });
 #else
-  for (int i = 0; i < 64; ++i) codes[i] |= (bits[i / 8] >> (i % 8) & 1) * value;
-  return codes;
+  uint8_t all[64];
+  codes.store(all);
+  for (int i = 0; i < 64; ++i) all[i] |= (bits[i / 8] >> (i % 8) & 1) * value;
+  return load_vector<Byte64>(all);
 #endif
 }
 
@@ -118,13 +117,13 @@ inline Byte64 looked_up(const uint8_t* table, Byte64 codes) {
   return reinterpret_cast<Byte64>(_mm512_shuffle_epi8(everywhere, reinterpret_cast<__m512i>(codes)));
 #elif defined(__AVX2__)
   const __m256i everywhere = _mm256_broadcastsi128_si256(load_vector<__m128i>(table));
-  __m256i parts[2];
-  memcpy(parts, &codes, 64);
-  for (__m256i& part : parts) part = _mm256_shuffle_epi8(everywhere, part);
-  return load_vector<Byte64>(parts);
+  return Byte64::of_parts([&](int i) __attribute__((always_inline)) {
+    return reinterpret_cast<Byte64::Part>(_mm256_shuffle_epi8(everywhere, reinterpret_cast<__m256i>(codes.parts[i])));
+  });
 #else
-  for (int i = 0; i < 64; ++i) codes[i] = table[codes[i]];
-  return codes;
+  uint8_t all[64];
+  for (int i = 0; i < 64; ++i) all[i] = table[codes[i]];
+  return load_vector<Byte64>(all);
 #endif
 }
 
@@ -132,9 +131,8 @@ inline Float16 halves(const uint8_t* p) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Float16>(_mm512_cvtph_ps(load_vector<__m256i>(p)));
 #else
-  float wide[16];
-  for (int i = 0; i < 16; i += kLanes) store(wide + i, load(reinterpret_cast<const f16*>(p) + i));
-  return load_vector<Float16>(wide);
+  return Float16::of_parts(
+      [&](int i) __attribute__((always_inline)) { return load(reinterpret_cast<const f16*>(p) + i * kLanes); });
 #endif
 }
 
@@ -146,7 +144,7 @@ inline void widen_halves(Short32 x, Float16& first, Float16& second) {
   second = reinterpret_cast<Float16>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(wide, 1)));
 #else
   uint8_t narrow[64];
-  memcpy(narrow, &x, 64);
+  x.store(narrow);
   first = halves(narrow), second = halves(narrow + 32);
 #endif
 }
@@ -159,8 +157,19 @@ inline Int16 widened(const uint8_t* p) {
   const __m128i narrow = load_vector<__m128i>(p);
   const bool is_signed = static_cast<decltype(Bytes{}[0])>(-1) < 0;
   return reinterpret_cast<Int16>(is_signed ? _mm512_cvtepi8_epi32(narrow) : _mm512_cvtepu8_epi32(narrow));
+#elif defined(__AVX2__)
+  const bool is_signed = static_cast<decltype(Bytes{}[0])>(-1) < 0;
+  return Int16::of_parts([&](int i) __attribute__((always_inline)) {
+    const __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i * kLanes));
+    return reinterpret_cast<vint>(is_signed ? _mm256_cvtepi8_epi32(narrow) : _mm256_cvtepu8_epi32(narrow));
+  });
 #else
-  return __builtin_convertvector(load_vector<Bytes>(p), Int16);
+  return Int16::of_parts([&](int i) __attribute__((always_inline)) {
+    typedef decltype(Bytes{}[0] + 0) Wide;
+    vint part;
+    for (int lane = 0; lane < kLanes; ++lane) part[lane] = static_cast<Wide>(load_vector<Bytes>(p)[i * kLanes + lane]);
+    return part;
+  });
 #endif
 }
 
@@ -169,7 +178,7 @@ inline Float16 bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Float16>(_mm512_cvtepi32_ps(reinterpret_cast<__m512i>(widened<Bytes>(p))));
 #else
-  return __builtin_convertvector(widened<Bytes>(p), Float16);
+  return converted<Float16>(widened<Bytes>(p));
 #endif
 }
 
@@ -177,14 +186,14 @@ inline Float16 bytes(const uint8_t* p) {
 inline Float16 powers(const uint8_t* exponents) {
   const Int16 exponent = widened<Byte16>(exponents);
   const Int16 normal = (exponent - 1) << 23, subnormal = (exponent + 1) << 21;
-  return reinterpret_cast<Float16>(normal > subnormal ? normal : subnormal);
+  return cast<Float16>(larger_of(normal, subnormal));
 }
 
 // x << bits, or >> -bits, of each lane.
 template <int bits>
 inline Byte64 shifted(Byte64 x) {
-  const Uint16 words = reinterpret_cast<Uint16>(x);
-  return reinterpret_cast<Byte64>(bits < 0 ? words >> (bits < 0 ? -bits : 0) : words << (bits < 0 ? 0 : bits));
+  const Uint16 words = cast<Uint16>(x);
+  return cast<Byte64>(bits < 0 ? words >> (bits < 0 ? -bits : 0) : words << (bits < 0 ? 0 : bits));
 }
 
 // The bits of `a` in `mask`, those of `b` elsewhere.
@@ -196,17 +205,6 @@ inline Byte64 merged(Byte64 a, Byte64 b, uint8_t mask) {
 #else
   return (a & places) | (b & ~places);
 #endif
-}
-
-template <class Work, int... i>
-inline __attribute__((always_inline)) void repeat(std::integer_sequence<int, i...>, const Work& work) {
-  (work(i), ...);
-}
-
-// work(0), work(1), .. work(count - 1), each a copy of its own, so that arrays of vectors become registers.
-template <int count, class Work>
-inline __attribute__((always_inline)) void repeat(const Work& work) {
-  repeat(std::make_integer_sequence<int, count>(), work);
 }
 
 }  // namespace

@@ -87,6 +87,12 @@ constexpr uint8_t kCurve[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 
 // And those of mxfp4: twice a float of 4 bits (E2M1), plus 16.
 constexpr uint8_t kFloats[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 
+static constexpr int largest_of(const uint8_t* table) {
+  int largest = 0;
+  for (int i = 0; i < 16; ++i) largest = table[i] > largest ? table[i] : largest;
+  return largest;
+}
+
 // What weights' codes are multiplied with, and what is taken from them; see the table above.
 enum class Scaling {
   half,           // one scale
@@ -132,6 +138,22 @@ static constexpr Traits traits_of(WeightKind kind) {
     case WeightKind::mxfp4: return {Codes::places, 16, Scaling::power, 1, kFloats};
   }
   return {};
+}
+
+// The largest code that weights may have.
+static constexpr int largest_code(WeightKind kind) {
+  switch (traits_of(kind).codes) {
+    case Codes::pairs: return 3;
+    case Codes::threes: return 7;
+    case Codes::nibbles: return 15;
+    case Codes::fives: return 31;
+    case Codes::sixes: return 63;
+    case Codes::places: return largest_of(traits_of(kind).table);
+    case Codes::bytes:
+    case Codes::planes:
+    case Codes::floats: return 255;
+  }
+  return 255;
 }
 
 static constexpr int64_t bytes_of(Codes codes) {  // of a group of a panel
