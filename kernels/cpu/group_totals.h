@@ -20,6 +20,11 @@ inline __attribute__((always_inline)) Float16 with_whole(const Weights& weights,
   return total;
 }
 
+// A field of an input as one number: see InputGroup.
+inline int32_t whole_offset(int32_t field) {
+  return kMultipliesPairs ? static_cast<int16_t>(field & 0xffff) + (field >> 16) : field;
+}
+
 // Likewise, where the halves of the columns have scales of their own: first of the first half, then of both.
 template <class Weights>
 inline __attribute__((always_inline)) Float16 scaled_half(const Weights& weights, Int16 first) {
@@ -33,8 +38,8 @@ inline __attribute__((always_inline)) Float16 with_halves(const Weights& weights
   total = multiply_add(sum, input.scale - Float16{}, total);
   if constexpr (Weights::factors == Factors::halves_minima) {
     const float scale = input.scale * 0x1p-5f;
-    const float first_sum = scale * static_cast<float>(input.minus_32_first);
-    const float second_sum = scale * static_cast<float>(input.minus_32_second);
+    const float first_sum = scale * static_cast<float>(whole_offset(input.minus_32_first));
+    const float second_sum = scale * static_cast<float>(whole_offset(input.minus_32_second));
     total = multiply_add(weights.scales[2], first_sum - Float16{}, total);
     total = multiply_add(weights.scales[3], second_sum - Float16{}, total);
   }

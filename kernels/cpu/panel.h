@@ -141,12 +141,18 @@ inline void unpack_scales(const Panel& panel, uint64_t group, Float16* result) {
   }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool kMultipliesPairs = true;  // of bytes, into 16 bits: see quad_sums.h
+#else
+constexpr bool kMultipliesPairs = false;
+#endif
+
 // A group of a panel as the inner loop takes it.
 template <WeightKind kind>
 struct Group {
   static constexpr Factors factors = factors_of(traits_of(kind).scaling);
-  static constexpr int offset = traits_of(kind).offset;
   static constexpr int largest = largest_code(kind);
+  static constexpr int offset = traits_of(kind).offset;
   static constexpr bool has_floats = traits_of(kind).codes == Codes::floats;
 
   Byte64 quads[8];

@@ -34,7 +34,7 @@ inline int32_t half_offset_sum(int32_t minus_32) {
 template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_halves(const Weights& weights, const InputGroup* inputs,
                                                       Float16* totals) {
-  constexpr int offset = kTakesOffset<Weights> ? 0 : Weights::offset;
+  constexpr int offset = kTakesOffset ? 0 : Weights::offset;
   Int16 sums[kRows] = {};
   repeat<kRows>([&](int m) __attribute__((always_inline)) {
     sums[m] = splat(half_offset_sum<offset>(inputs[m].minus_32_first));
@@ -56,7 +56,7 @@ template <class Weights, int kRows>
 inline __attribute__((always_inline)) void add_whole(const Weights& weights, const InputGroup* inputs,
                                                      Float16* totals) {
   Int16 sums[kRows] = {};
-  if constexpr (Weights::offset != 0 && !kTakesOffset<Weights>) {
+  if constexpr (Weights::offset != 0 && !kTakesOffset) {
     repeat<kRows>([&](int m) __attribute__((always_inline)) {
       sums[m] = splat(offset_sum<Weights::offset>(inputs[m]));
     });
@@ -222,7 +222,7 @@ void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const Quantise
 }
 
 struct UpperNibbles {
-  static constexpr int largest = 15;
+  static constexpr int largest = 15, offset = 0;
 
   Byte64 quads[8];
 };

@@ -55,7 +55,8 @@ struct alignas(64) InputGroup {
   int8_t codes[kGroup];
   float scale;
   float correction;  // -scale * sum of codes
-  // What takes the offset of weights' codes back: -sum of the input's codes, times it.
+  // What takes the offset of weights' codes back: -sum of the input's codes, times it. Those of 8, 16 and 32 are, where
+  // products are added up by pairs in 16 bits, two numbers for even and odd pairs (input_row.h).
   int32_t minus_8, minus_16, minus_128;
   int32_t minus_32_first, minus_32_second;  // of the two halves of the columns
   int32_t minus_1;
