@@ -1,7 +1,7 @@
 """MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
 
 Forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); left to the native
-library (CPUs that multiply bfloat16); kept in quantised form. It changes form once, when the weight is filled, and lets
+library (CPUs, bfloat16); kept in quantised form. It changes form once, when the weight is filled, and lets
 go of the memory of the form before.
 """
 

@@ -1,9 +1,10 @@
-"""DenseMatrix: weights of bfloat16 where they lie, multiplied by the native library while input rows are few.
+"""DenseMatrix: weights of bfloat16 where they lie, multiplied by the native library.
 
 A decode step of few requests reads every weight once, so that memory decides; there the library's own threads and
-kernels are nearer to it than torch's. Many rows are prepared here and multiplied by torch. What is done on the way in,
-RMSNorm and gated activations, is computed in float32 and rounded once. A row has the same bits in any batch of up to
-`MOST_ROWS`; of a vocabulary's table in any.
+kernels are nearer to it than torch's. On processors that multiply bfloat16 numbers many rows are prepared here and
+multiplied by torch; on others, where torch's product is an order slower, all are multiplied here, as floats. What is
+done on the way in, RMSNorm and gated activations, is computed in float32, and rounded once where bfloat16 numbers are
+multiplied. A row has the same bits in any batch that is multiplied here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kernels.cpu.huge_pages import use_huge_pages
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import TABLE_ROWS, Prologue
 
-MOST_ROWS = 32  # that are multiplied here: more is a matter of arithmetic, which torch's product is as good at
+MOST_ROWS = 32  # that are multiplied here where torch's product is as good: more is a matter of arithmetic
 MOST_SIEVED = 4  # input rows whose largest outputs are found faster one by one
 GROUP = 32  # columns to a step of the kernel
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -88,7 +89,7 @@ class DenseMatrix:
         num_rows = x.shape[0]
         call = self._call(x, prologue, norm_weight, norm_eps)
         handle = self._library.handle
-        if num_rows <= MOST_ROWS or self._is_table:
+        if num_rows <= MOST_ROWS or self._is_table or not _leaves_many_rows(self._library):
             output = torch.empty(num_rows, self.rows, dtype=torch.float32 if self._is_table else torch.bfloat16)
             call.output, call.output_dtype = output.data_ptr(), _DTYPE_CODES[output.dtype]
             self._library.run(handle.octavo_dense_product, call, x, output)
@@ -161,9 +162,24 @@ class NativeDense:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return F.linear(x, weight, bias)
 
+    @property
+    def takes_bfloat16(self) -> bool:
+        """Whether weights of bfloat16 become matrices here, if their columns are right."""
+        return self._library.variant.has_dense_product
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row has the same bits in any batch, wherever a matrix is made."""
+        return not _leaves_many_rows(self._library)
+
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> DenseMatrix | None:
         """Of a filled weight; None where its dtype, its columns or this machine are not for it."""
         fits = weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % GROUP == 0
-        if not fits or not self._library.variant.has_bf16:
+        if not fits or not self.takes_bfloat16:
             return None
         return DenseMatrix(self._library, weight, bias)
+
+
+def _leaves_many_rows(library: NativeLibrary) -> bool:
+    """Whether torch multiplies more than `MOST_ROWS` rows: where it too multiplies bfloat16 numbers as they are."""
+    return library.variant.has_bf16
