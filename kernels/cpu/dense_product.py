@@ -20,6 +20,7 @@ from kernels.cpu.quantised_matrix import TABLE_ROWS, Prologue
 
 MOST_ROWS = 32  # that are multiplied here where torch's product is as good: more is a matter of arithmetic
 MOST_SIEVED = 4  # input rows whose largest outputs are found faster one by one
+MOST_SIEVED_AS_FLOATS = 2  # the same where all rows are multiplied as floats
 GROUP = 32  # columns to a step of the kernel
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -109,7 +110,8 @@ class DenseMatrix:
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
         """The place of the largest of each row of `multiply`, int64 [num_rows], the first of equals; NaN is as -inf."""
-        if self._sieve is None or x.shape[0] > MOST_SIEVED:
+        most_sieved = MOST_SIEVED if self._library.variant.has_bf16 else MOST_SIEVED_AS_FLOATS
+        if self._sieve is None or x.shape[0] > most_sieved:
             outputs = self.multiply(x, prologue, norm_weight, norm_eps)
             places = outputs.argmax(dim=-1)
             if not outputs.gather(1, places[:, None]).isnan().any():

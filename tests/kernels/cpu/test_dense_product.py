@@ -76,7 +76,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(libra
 
 
 @pytest.mark.parametrize("scale", [1e-30, 0.02, 1e4])
-@pytest.mark.parametrize("num_rows", [1, 3, 6])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6])
 def test_the_largest_output_is_that_of_the_whole_product(library, num_rows, scale) -> None:
     """Whatever the sieve, whose scales are halves, makes of weights: nearly all are told apart, none, or some."""
     table = (
