@@ -34,6 +34,7 @@ PLAIN = (
     "weight_layout.cpp",
 )
 PER_VARIANT = ("dense_kernel.cpp", "tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
+TABLES = ("dense", "kernels", "products", "rows", "sampling")  # of functions, one each of a variant
 OF_TILES = "amx_product.cpp"  # compiled for the vectors beside AMX, where the assembler knows its instructions
 HEADERS = (
     "affine_fit.h",
@@ -41,7 +42,10 @@ HEADERS = (
     "amx_product.h",
     "amx_tiles.h",
     "argmax.h",
+    "dense_floats.h",
     "dense_kernel.h",
+    "dense_outputs.h",
+    "dense_pairs.h",
     "dense_product.h",
     "dispatch.h",
     "group_totals.h",
@@ -94,8 +98,7 @@ class BuildNativeLibrary(build_ext):
         define = ["-DOCTAVO_AMX"] if has_tiles else []
         jobs: list[tuple[str, str, list[str]]] = []
         for variant, flags in VARIANTS.items():
-            tables = {"KERNELS": "kernels", "PRODUCTS": "products", "ROWS": "rows", "SAMPLING": "sampling"}
-            names = [f"-DOCTAVO_{macro}={table}_{variant}" for macro, table in tables.items()]
+            names = [f"-DOCTAVO_{table.upper()}={table}_{variant}" for table in TABLES]
             jobs += [(source, variant, [*names, *flags]) for source in PER_VARIANT]
         if has_tiles:
             jobs.append((OF_TILES, "amx", VARIANTS["avx512_bf16"]))

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from kernels.backends import choose_backend
 from kernels.cpu.backend import NativeBackend
+from kernels.cpu.dense_product import NativeDense
 from kernels.cpu.quantised_matrix import QuantisedMatrix, QuantisedProduct, WeightKind
 from kernels.roofline import Cost
 
@@ -101,4 +102,7 @@ def _products(size: int) -> dict[str, list[Callable[[], object]]]:
         matrix.pack_floats(0, weight)
         product = QuantisedProduct([matrix])
         found[INT8].append(lambda: product.multiply(x))
+        dense = NativeDense(backend.library).matrix(short_weight, None)
+        if dense is not None:
+            found[BFLOAT16].append(lambda: dense.multiply(short))
     return found

@@ -13,6 +13,7 @@ from engine.config import KV_CACHE_DTYPE_ALIASES, Checkpoint, ConfigError, Engin
 from engine.machine import usable_cores
 from kernels.attention import AttentionBackend
 from kernels.backends import check_page_dtype, choose_backend
+from kernels.cpu.dense_product import NativeDense
 from models.loader import stored_forms
 from models.spec import ModelSpec
 from models.weight_forms import Quantization, WeightForms
@@ -43,8 +44,8 @@ class Choices:
         spec = checkpoint.read_spec()
         max_model_len = _choose_max_model_len(config, spec)
         spec = spec.for_length(max_model_len)
-        dtype = _choose_dtype(config.dtype, spec, device)
         backend, warnings = _choose_backend(device, config.deterministic)
+        dtype = _choose_dtype(config.dtype, spec, device, backend)
         if config.max_num_batched_tokens < config.max_num_seqs:
             warnings.append(
                 f"steps of --max-num-batched-tokens {config.max_num_batched_tokens} are full when as many streams run: "
@@ -153,7 +154,7 @@ def _limits_of_determinism(threads: int, spec: ModelSpec, device: torch.device) 
     return most, [f"--deterministic uses {most} of {threads} threads: torch's activations depend on more"]
 
 
-def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+def _choose_dtype(name: str, spec: ModelSpec, device: torch.device, backend: AttentionBackend) -> torch.dtype:
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
@@ -162,8 +163,10 @@ def _choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> torch.dty
         return torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if spec.checkpoint_dtype == "bfloat16" else torch.float16
-    # float16 has no fast matrix units on CPUs, and bfloat16 only on some
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    # float16 has no fast product on CPUs, and bfloat16 only where oneDNN or the library has one
+    native = backend.dense_product
+    has_native = isinstance(native, NativeDense) and native.takes_bfloat16
+    return torch.bfloat16 if has_native or torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
 def _choose_kv_dtype(name: str, by_itself: torch.dtype, device: torch.device) -> tuple[str, torch.dtype]:

@@ -1,8 +1,8 @@
 """MatrixProduct: a weight that inputs are multiplied with, in whichever form is fastest where it is.
 
 Forms: plain, multiplied by torch or by the backend's own product; packed by oneDNN (CPUs, floats); left to the native
-library (CPUs that multiply bfloat16); kept in quantised form. It changes form once, when the weight is filled, and lets
-go of the memory of the form before.
+library (CPUs, bfloat16); kept in quantised form. It changes form once, when the weight is filled, and lets go of the
+memory of the form before.
 """
 
 from __future__ import annotations

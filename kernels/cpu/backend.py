@@ -34,7 +34,9 @@ class NativeBackend:
     def __init__(self, library: NativeLibrary, *, is_deterministic: bool = False) -> None:
         """``is_deterministic``: no products whose bits change where a batch is large; attention never has any."""
         self.library = library
-        self.dense_product: NativeDense | None = None if is_deterministic else NativeDense(library)
+        dense_product = NativeDense(library)
+        is_left_out = is_deterministic and not dense_product.keeps_bits
+        self.dense_product: NativeDense | None = None if is_left_out else dense_product
         self.min_rows = 2 if is_deterministic else 1  # oneDNN adds up a lone row in another order
         self.layer_replay: LayerReplay | None = LayerReplay(library)
 

@@ -5,6 +5,8 @@
 
 namespace octavo {
 
+constexpr int64_t kMostInputs = 96;  // input rows that are multiplied at a time, so that the second cache keeps them
+
 // A group of an input row as the sieve meets it.
 struct SieveGroup {
   int8_t codes[kStep];
@@ -14,13 +16,15 @@ struct SieveGroup {
 };
 
 struct DenseTable {
-  // Input row `row`, prepared and rounded, into bfloat16 `target`. `scratch` holds `columns` floats.
-  void (*prepare)(const DenseCall& call, int64_t row, uint16_t* target, float* scratch);
-  // Outputs of weight rows [first, last) for all input rows, prepared ones `stride` apart.
-  void (*multiply)(const DenseCall& call, const uint16_t* rows, int64_t stride, int64_t first, int64_t last);
-  // Output of one weight row for one prepared row, as `multiply` has it.
-  float (*multiply_one)(const DenseCall& call, const uint16_t* row, int64_t weight_row);
-  void (*make_sieve_groups)(const uint16_t* row, int64_t columns, SieveGroup* groups);
+  DType prepared;  // of the elements of a prepared row: bfloat16 or float32
+  // Input row `row`, prepared, into `target`. `scratch` holds `columns` floats.
+  void (*prepare)(const DenseCall& call, int64_t row, void* target, float* scratch);
+  // Outputs of weight rows [first, last) for all input rows, at most kMostInputs; prepared ones `stride` elements apart.
+  void (*multiply)(const DenseCall& call, const void* rows, int64_t stride, int64_t first, int64_t last);
+  // Outputs of a panel of the sieve for one prepared row, as `multiply` has them: where bit i of `listed` is set, that of
+  // weight row 16 * panel + i into outputs[i].
+  void (*multiply_listed)(const DenseCall& call, const void* row, int64_t panel, uint32_t listed, float* outputs);
+  void (*make_sieve_groups)(const void* row, int64_t columns, SieveGroup* groups);
   // Bit i is set where the output of weight row 16 * panel + i may be `least` or more.
   uint32_t (*may_reach)(const DenseCall& call, int64_t panel, const SieveGroup* groups, float least);
   // Writes the panel of the sieve.
@@ -28,6 +32,8 @@ struct DenseTable {
 };
 
 #ifdef OCTAVO_X86
+extern const DenseTable dense_avx2;
+extern const DenseTable dense_avx512;
 extern const DenseTable dense_avx512_bf16;
 #endif
 

@@ -1,9 +1,10 @@
-// Products with weights of bfloat16, for few input rows: what the C interface (dense_product.cpp) and the kernel
-// (dense_kernel.cpp) agree on.
+// Products with weights of bfloat16: what the C interface (dense_product.cpp) and the kernel (dense_kernel.cpp) agree on.
 //
-// Weights lie row by row, as they come. An input row is prepared in float32 and rounded to bfloat16 once. An output adds
-// products in float32, 32 columns to 16 partial sums at a time in ascending order, then these. So the bits of an output
-// row depend on its input row alone, whatever the batch and the threads.
+// Weights lie row by row, as they come. An input row is prepared in float32. Where an instruction multiplies pairs of
+// bfloat16 numbers (dense_pairs.h), it is rounded to bfloat16 once, and an output adds products in float32, 32 columns to
+// 16 partial sums at a time. Elsewhere (dense_floats.h) it stays as it is, and products are added to as many partial sums
+// as a vector has lanes. Both go in ascending order and then add the partial sums. So the bits of an output row depend on
+// its input row alone, whatever the batch and the threads.
 //
 // The largest output of a row is found with the help of a sieve: the weights once more, in 4 bits, 32 columns to a
 // scale s. A weight is off by at most s / 2 there, so that an output is at most what 4 bits give plus the sum over groups

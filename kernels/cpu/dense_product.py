@@ -1,9 +1,10 @@
-"""DenseMatrix: weights of bfloat16 where they lie, multiplied by the native library while input rows are few.
+"""DenseMatrix: weights of bfloat16 where they lie, multiplied by the native library.
 
 A decode step of few requests reads every weight once, so that memory decides; there the library's own threads and
-kernels are nearer to it than torch's. Many rows are prepared here and multiplied by torch. What is done on the way in,
-RMSNorm and gated activations, is computed in float32 and rounded once. A row has the same bits in any batch of up to
-`MOST_ROWS`; of a vocabulary's table in any.
+kernels are nearer to it than torch's. On processors that multiply bfloat16 numbers many rows are prepared here and
+multiplied by torch; on others, where torch's product is an order slower, all are multiplied here, as floats. What is
+done on the way in, RMSNorm and gated activations, is computed in float32, and rounded once where bfloat16 numbers are
+multiplied. A row has the same bits in any batch that is multiplied here.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from kernels.cpu.huge_pages import use_huge_pages
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import TABLE_ROWS, Prologue
 
-MOST_ROWS = 32  # that are multiplied here: more is a matter of arithmetic, which torch's product is as good at
+MOST_ROWS = 32  # that are multiplied here where torch's product is as good: more is a matter of arithmetic
 MOST_SIEVED = 4  # input rows whose largest outputs are found faster one by one
+MOST_SIEVED_AS_FLOATS = 2  # the same where all rows are multiplied as floats
 GROUP = 32  # columns to a step of the kernel
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -88,7 +90,7 @@ class DenseMatrix:
         num_rows = x.shape[0]
         call = self._call(x, prologue, norm_weight, norm_eps)
         handle = self._library.handle
-        if num_rows <= MOST_ROWS or self._is_table:
+        if num_rows <= MOST_ROWS or self._is_table or not _leaves_many_rows(self._library):
             output = torch.empty(num_rows, self.rows, dtype=torch.float32 if self._is_table else torch.bfloat16)
             call.output, call.output_dtype = output.data_ptr(), _DTYPE_CODES[output.dtype]
             self._library.run(handle.octavo_dense_product, call, x, output)
@@ -108,7 +110,8 @@ class DenseMatrix:
         norm_eps: float = 0.0,
     ) -> torch.Tensor:
         """The place of the largest of each row of `multiply`, int64 [num_rows], the first of equals; NaN is as -inf."""
-        if self._sieve is None or x.shape[0] > MOST_SIEVED:
+        most_sieved = MOST_SIEVED if self._library.variant.has_bf16 else MOST_SIEVED_AS_FLOATS
+        if self._sieve is None or x.shape[0] > most_sieved:
             outputs = self.multiply(x, prologue, norm_weight, norm_eps)
             places = outputs.argmax(dim=-1)
             if not outputs.gather(1, places[:, None]).isnan().any():
@@ -161,9 +164,24 @@ class NativeDense:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return F.linear(x, weight, bias)
 
+    @property
+    def takes_bfloat16(self) -> bool:
+        """Whether weights of bfloat16 become matrices here, if their columns are right."""
+        return self._library.variant.has_dense_product
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether a row has the same bits in any batch, wherever a matrix is made."""
+        return not _leaves_many_rows(self._library)
+
     def matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> DenseMatrix | None:
         """Of a filled weight; None where its dtype, its columns or this machine are not for it."""
         fits = weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % GROUP == 0
-        if not fits or not self._library.variant.has_bf16:
+        if not fits or not self.takes_bfloat16:
             return None
         return DenseMatrix(self._library, weight, bias)
+
+
+def _leaves_many_rows(library: NativeLibrary) -> bool:
+    """Whether torch multiplies more than `MOST_ROWS` rows: where it too multiplies bfloat16 numbers as they are."""
+    return library.variant.has_bf16

@@ -39,6 +39,11 @@ class Variant(enum.IntEnum):
         """Whether it multiplies bfloat16 numbers."""
         return self >= Variant.AVX512_BF16
 
+    @property
+    def has_dense_product(self) -> bool:
+        """Whether it has products with weights of bfloat16, if only as floats."""
+        return self >= Variant.AVX2
+
 
 class TileSupport(enum.IntEnum):
     """Mirror of ``octavo::TileSupport`` in ``amx.h``: whether products with quantised weights use AMX."""

@@ -12,10 +12,10 @@ from kernels.cpu.library import LibraryError, NativeLibrary, Variant
 from kernels.cpu.quantised_matrix import TABLE_ROWS, Prologue
 
 
-@pytest.fixture(scope="module")
-def library() -> NativeLibrary:
+@pytest.fixture(scope="module", params=[Variant.AVX2, Variant.AVX512, Variant.AVX512_BF16], ids=lambda one: one.name)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
     try:
-        return NativeLibrary(variant=Variant.AVX512_BF16)
+        return NativeLibrary(variant=request.param)
     except LibraryError as error:
         pytest.skip(str(error))
 
@@ -30,8 +30,8 @@ def assert_rounded(actual: torch.Tensor, exact: torch.Tensor) -> None:
     assert ((actual.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-4).all()
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 11, MOST_ROWS, MOST_ROWS + 1])
-@pytest.mark.parametrize(("rows", "columns"), [(3, 32), (50, 96), (640, 256)])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 4, 5, 11, 17, MOST_ROWS, MOST_ROWS + 1, 200])
+@pytest.mark.parametrize(("rows", "columns"), [(3, 32), (50, 96), (640, 256), (30, 672), (9, 1984)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_products_lose_only_the_rounding_of_the_output(library, rows, columns, num_rows, has_bias) -> None:
     weight, bias = drawn(rows, columns).bfloat16(), drawn(rows, seed=1).bfloat16() if has_bias else None
@@ -58,22 +58,25 @@ def test_norms_and_gates_are_done_in_float32_on_the_way_in(library, num_rows) ->
         assert ((actual.double() - exact).abs() <= exact.abs() * 2**-8 + allowed + 1e-4).all()
 
 
-def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(library) -> None:
-    matrix = DenseMatrix(library, drawn(1000, 160).bfloat16())
-    x = drawn(MOST_ROWS, 160, seed=1).bfloat16()
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 160), (70, 1312)])
+def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(library, rows, columns) -> None:
+    matrix = DenseMatrix(library, drawn(rows, columns).bfloat16())
+    num_rows = MOST_ROWS if library.variant.has_bf16 else 300
+    x = drawn(num_rows, columns, seed=1).bfloat16()
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         whole = matrix.multiply(x)
         torch.set_num_threads(1)
-        for first, last in [(0, 1), (5, 7), (9, 12), (0, 31), (3, 3 + 8)]:
+        parts = [(0, 1), (5, 7), (9, 12), (0, 31), (3, 3 + 8), (0, 16), (0, 17), (60, 260), (num_rows - 1, num_rows)]
+        for first, last in parts:
             assert torch.equal(matrix.multiply(x[first:last]), whole[first:last])
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 0.02, 1e4])
-@pytest.mark.parametrize("num_rows", [1, 3, 6])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 6])
 def test_the_largest_output_is_that_of_the_whole_product(library, num_rows, scale) -> None:
     """Whatever the sieve, whose scales are halves, makes of weights: nearly all are told apart, none, or some."""
     table = (
