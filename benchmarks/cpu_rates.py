@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ from kernels.roofline import Cost
 READ_BYTES = 1 << 29
 ROWS, SIZE = 512, 2048  # of a product: large enough to be bound by arithmetic
 REPEATS = 5
+HOPELESS = 8  # times as slow as the fastest way: not tried again, as some take seconds where others take milliseconds
 INT8, BFLOAT16, FLOAT32 = "int8", "bfloat16", "float32"
 
 
@@ -56,17 +58,21 @@ class RateMeter:
         self._products = _products(size)
         self._flops = 2 * ROWS * size * size
         self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self._hopeless: set[tuple[str, int]] = set()
 
     @torch.inference_mode()
     def sample(self, operands: Sequence[str] = (INT8, BFLOAT16, FLOAT32), repeats: int = REPEATS) -> None:
         """Time every way of reading, and every way of multiplying these operands, some times."""
         for kind, ways in (("read", self._readings), *((name, self._products[name]) for name in operands)):
-            for number, way in enumerate(ways):
-                way()
-                for _ in range(repeats):
-                    started = time.perf_counter()
-                    way()
-                    self._seconds[kind, number].append(time.perf_counter() - started)
+            tried = [
+                (number, way, _seconds(way)) for number, way in enumerate(ways) if (kind, number) not in self._hopeless
+            ]
+            fastest = min(seconds for *_, seconds in tried)
+            for number, way, seconds in tried:
+                if seconds > HOPELESS * fastest:
+                    self._hopeless.add((kind, number))
+                else:
+                    self._seconds[kind, number] += [_seconds(way) for _ in range(repeats)]
 
     def rates(self) -> Rates:
         """Of all samples so far: the median of the fastest way."""
@@ -76,6 +82,12 @@ class RateMeter:
             best[kind] = min(median, best.get(kind, median))
         bandwidth = self._read_bytes / best.pop("read")
         return Rates(bandwidth, {kind: self._flops / seconds for kind, seconds in best.items()})
+
+
+def _seconds(way: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    way()
+    return time.perf_counter() - started
 
 
 def _readings(num_bytes: int) -> list[Callable[[], object]]:
@@ -98,10 +110,10 @@ def _products(size: int) -> dict[str, list[Callable[[], object]]]:
     }
     backend, _ = choose_backend(torch.device("cpu"))
     if isinstance(backend, NativeBackend):
-        matrix = QuantisedMatrix(backend.library, WeightKind.Q8_0, size, size)
-        matrix.pack_floats(0, weight)
-        product = QuantisedProduct([matrix])
-        found[INT8].append(lambda: product.multiply(x))
+        for kind in (WeightKind.Q8_0, WeightKind.Q4_1):  # some processors multiply codes of fewer bits faster
+            matrix = QuantisedMatrix(backend.library, kind, size, size)
+            matrix.pack_floats(0, weight)
+            found[INT8].append(partial(QuantisedProduct([matrix]).multiply, x))
         dense = NativeDense(backend.library).matrix(short_weight, None)
         if dense is not None:
             found[BFLOAT16].append(lambda: dense.multiply(short))
