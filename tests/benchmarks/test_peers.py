@@ -38,6 +38,14 @@ def test_every_server_has_a_label_and_a_port_of_its_own(machine: Path) -> None:
         assert server.command.endswith(f"--host 127.0.0.1 --port {server.url.rpartition(':')[2]}")
 
 
+def test_vllm_computes_in_the_dtype_that_its_label_names(machine: Path) -> None:
+    peers = Peers(files=machine / "files", vllm=machine / "vllm", vllm_dtype="float32", vllm_eager=True)
+    (server,) = peers.servers()
+    words = shlex.split(server.command)
+    assert server.label == "vLLM float32, eager"
+    assert words[words.index("--dtype") + 1] == "float32"
+
+
 def test_a_file_that_is_not_there_is_a_server_less(machine: Path) -> None:
     peers = Peers(files=machine / "files", llama_cpp=machine / "llama")
     assert [server.label for server in peers.servers()] == ["llama.cpp q8_0"]
