@@ -52,17 +52,38 @@ inline vfloat in_register(vfloat x) {
   return x;
 }
 
-// Asks for the elements from `column` on of some rows, when their turn has come: `kStep` of them are less than a line.
-template <int kRows, int kStep, class Page>
-inline void prefetch_lines(const Page* const* rows, int column) {
-  constexpr int kSteps = 64 / static_cast<int>(kStep * sizeof(Page)), kTurns = kSteps < kRows ? kSteps : kRows;
-  for (int row = column / kStep % kTurns; row < kRows; row += kTurns) __builtin_prefetch(rows[row] + column, 0, 2);
-}
+// Asks for rows that follow each other line by line, which memory and its prefetchers like best.
+template <class Page>
+class LinesAhead {
+ public:
+  // From the element on that is `element` elements behind the beginning of the first row.
+  LinesAhead(const Page* const* rows, int num_rows, int dim, int element)
+      : row_(rows + element / dim), end_(rows + num_rows), column_(element % dim), dim_(dim) {}
+
+  void fetch(int lines) {
+    for (; lines > 0 && row_ < end_; --lines) {
+      __builtin_prefetch(*row_ + column_, 0, 2);
+      column_ += kLine;
+      if (column_ < dim_) continue;
+      column_ = 0;
+      ++row_;
+    }
+  }
+
+  static constexpr int kLine = 64 / static_cast<int>(sizeof(Page));  // elements
+
+ private:
+  const Page* const* row_;
+  const Page* const* end_;
+  int column_;
+  int dim_;
+};
 
 template <class Key, int kRows, class Page>
 [[gnu::noinline]] void score_block(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
                                    float* scores) {
   constexpr int kKeys = kKeysAtOnce<kRows>, kStep = kParts * kLanes;
+  constexpr int kFetched = kKeys * kStep / LinesAhead<Page>::kLine;  // lines a step
   vfloat sums[kRows][kKeyBlock];
 #pragma GCC unroll 2
   for (int first = 0; first < kKeyBlock; first += kKeys) {
@@ -72,8 +93,9 @@ template <class Key, int kRows, class Page>
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) part[row][k] = vfloat{};
     }
+    LinesAhead<Page> ahead(upcoming + first, upcoming == nullptr ? 0 : kKeys, dim, 0);
     for (int i = 0; i < dim; i += kStep) {
-      if (upcoming != nullptr) prefetch_lines<kKeys, kStep>(upcoming + first, i);
+      if (kFetched > 0 || i % LinesAhead<Page>::kLine == 0) ahead.fetch(kFetched > 0 ? kFetched : 1);
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) {
         vfloat key[kKeys];
@@ -108,9 +130,12 @@ template <class Page, int kRows, int kVectors, int kFirst>
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(own + row * dim + v * kLanes) * corrections[row];
   }
+  constexpr int kLine = LinesAhead<Page>::kLine, kFetched = (kVectors * kLanes + kLine - 1) / kLine;
+  const bool fetches = kBeginsLine && upcoming != nullptr;
+  LinesAhead<Page> ahead(upcoming, fetches ? kTileKeys : 0, dim, (column + kFirst * kLanes) * kTileKeys);
   for (int key = begin; key < end; ++key) {
     const Page* p = values[key] + column;
-    if (kBeginsLine && upcoming != nullptr) prefetch(upcoming[key] + column + kFirst * kLanes, kVectors * kLanes);
+    ahead.fetch(kFetched);
     vfloat value[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
