@@ -79,9 +79,9 @@ class LinesAhead {
   int dim_;
 };
 
-template <class Key, int kRows, class Page>
-[[gnu::noinline]] void score_block(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
-                                   float* scores) {
+template <class Key, int kRows, bool fetches, class Page>
+[[gnu::noinline]] void score_keys(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
+                                  float* scores) {
   constexpr int kKeys = kKeysAtOnce<kRows>, kStep = kParts * kLanes;
   constexpr int kFetched = kKeys * kStep / LinesAhead<Page>::kLine;  // lines a step
   vfloat sums[kRows][kKeyBlock];
@@ -93,9 +93,9 @@ template <class Key, int kRows, class Page>
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) part[row][k] = vfloat{};
     }
-    LinesAhead<Page> ahead(upcoming + first, upcoming == nullptr ? 0 : kKeys, dim, 0);
+    LinesAhead<Page> ahead(upcoming + first, kKeys, dim, 0);
     for (int i = 0; i < dim; i += kStep) {
-      if (kFetched > 0 || i % LinesAhead<Page>::kLine == 0) ahead.fetch(kFetched > 0 ? kFetched : 1);
+      if (fetches && (kFetched > 0 || i % LinesAhead<Page>::kLine == 0)) ahead.fetch(kFetched > 0 ? kFetched : 1);
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) {
         vfloat key[kKeys];
@@ -118,11 +118,17 @@ template <class Key, int kRows, class Page>
   store_scores<kRows>(sums, scores);
 }
 
+template <class Key, int kRows, class Page>
+inline void score_block(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
+                        float* scores) {
+  const auto score = upcoming == nullptr ? score_keys<Key, kRows, false, Page> : score_keys<Key, kRows, true, Page>;
+  score(query, keys, upcoming, dim, scores);
+}
+
 // Vectors kFirst .. kFirst + kVectors - 1 of those from `column` on.
-template <class Page, int kRows, int kVectors, int kFirst>
+template <class Page, int kRows, int kVectors, int kFirst, bool fetches>
 [[gnu::noinline]] void value_block(const float* weights, const float* corrections, const Page* const* values,
                         const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
-  constexpr bool kBeginsLine = kFirst * kLanes * sizeof(Page) % 64 == 0;
   float* own = weighted + kFirst * kLanes;
   vfloat sums[kRows][kVectors];
 #pragma GCC unroll 4
@@ -131,11 +137,10 @@ template <class Page, int kRows, int kVectors, int kFirst>
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(own + row * dim + v * kLanes) * corrections[row];
   }
   constexpr int kLine = LinesAhead<Page>::kLine, kFetched = (kVectors * kLanes + kLine - 1) / kLine;
-  const bool fetches = kBeginsLine && upcoming != nullptr;
-  LinesAhead<Page> ahead(upcoming, fetches ? kTileKeys : 0, dim, (column + kFirst * kLanes) * kTileKeys);
+  LinesAhead<Page> ahead(upcoming, kTileKeys, dim, (column + kFirst * kLanes) * kTileKeys);
   for (int key = begin; key < end; ++key) {
     const Page* p = values[key] + column;
-    ahead.fetch(kFetched);
+    if (fetches) ahead.fetch(kFetched);
     vfloat value[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -161,7 +166,10 @@ template <class Page, int kRows, int kVectors, int kFirst = 0>
 inline void value_blocks(const float* weights, const float* corrections, const Page* const* values,
                          const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
   constexpr int kLeft = kVectors - kFirst, kCount = kLeft < kVectorsAtOnce<kRows> ? kLeft : kVectorsAtOnce<kRows>;
-  value_block<Page, kRows, kCount, kFirst>(weights, corrections, values, upcoming, begin, end, column, weighted, dim);
+  constexpr bool kBeginsLine = kFirst * kLanes * sizeof(Page) % 64 == 0;
+  const auto weigh = kBeginsLine && upcoming != nullptr ? value_block<Page, kRows, kCount, kFirst, kBeginsLine>
+                                                        : value_block<Page, kRows, kCount, kFirst, false>;
+  weigh(weights, corrections, values, upcoming, begin, end, column, weighted, dim);
   if constexpr (kCount < kLeft) {
     value_blocks<Page, kRows, kVectors, kFirst + kCount>(weights, corrections, values, upcoming, begin, end, column,
                                                          weighted, dim);
