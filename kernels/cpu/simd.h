@@ -33,7 +33,7 @@ constexpr int kLanes = 16;
 constexpr int kRowBlock = 4;  // query rows per register block: kRowBlock x 4 accumulators
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
-constexpr int kRowBlock = 2;
+constexpr int kRowBlock = 4;  // of which tile_blocks.h says how
 #elif defined(__aarch64__)
 constexpr int kLanes = 4;
 constexpr int kRowBlock = 4;
@@ -56,7 +56,13 @@ inline vfloat broadcast(float x) { return x - vfloat{}; }
 inline vint as_int(vfloat x) { return reinterpret_cast<vint>(x); }
 inline vfloat as_float(vint x) { return reinterpret_cast<vfloat>(x); }
 
-inline vfloat maximum(vfloat a, vfloat b) { return a > b ? a : b; }
+inline vfloat maximum(vfloat a, vfloat b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return _mm256_max_ps(a, b);  // b also where they do not compare
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // The larger of `most` and x's magnitude, by lanes: as integers, magnitudes compare like the numbers, and NaN is the largest.
 inline vint larger_magnitude(vint most, vfloat x) {
@@ -152,8 +158,9 @@ inline vfloat load(const f8* p) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
 #elif defined(__AVX2__)
-  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbfff))));
+  const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i fields = _mm256_and_si256(_mm256_slli_epi32(wide, 20), _mm256_set1_epi32(-0x78100000));
+  return reinterpret_cast<vfloat>(fields) * 0x1p112f;  // of a float, whose exponent is biased by 127
 #else
   const vint wide = load_widened(p);
   const vfloat magnitude = as_float((wide & 0x7f) << 20) * 0x1p112f;

@@ -8,18 +8,11 @@
 
 #include "paged_attention.h"
 #include "simd.h"
+#include "tile_blocks.h"
 
 namespace {
 
-using octavo::kTileKeys;
 using octavo::Unit;
-
-constexpr int kKeyBlock = 4;       // keys per register block of the scores
-constexpr int kCachedKeys = 16;    // keys that stay in L1 while all pairs pass
-constexpr int kColumnVectors = 4;  // vectors of head_dim per register block of the values
-
-inline int min(int a, int b) { return a < b ? a : b; }
-inline int max(int a, int b) { return a > b ? a : b; }
 
 // Running softmax of every pair: sum over keys of e^(score - maximum) times value, and times 1.
 struct State {
@@ -41,7 +34,7 @@ struct State {
 struct Scratch {
   float* query;        // [pairs, padded_dim], or bfloat16 numbers in its place
   float* scores;       // [pairs, kTileKeys], then the weights, or bfloat16 numbers at the beginning of each row
-  float* keys;         // [kTileKeys, padded_dim], widened, or bfloat16 numbers
+  float* keys;         // [kTileKeys, padded_dim + kRowGap], widened, or bfloat16 numbers
   float* values;       // likewise
   float* corrections;  // [pairs]
   float* split;        // one partial slot
@@ -52,7 +45,7 @@ struct Scratch {
   static int64_t round_up(int64_t floats) { return (floats + 15) / 16 * 16; }
 
   static int64_t floats(int pairs, int dim) {
-    return round_up(static_cast<int64_t>(pairs) * dim) + round_up(pairs * kTileKeys) + 2 * kTileKeys * dim +
+    return round_up(static_cast<int64_t>(pairs) * dim) + round_up(pairs * kTileKeys) + 2 * kTileKeys * (dim + kRowGap) +
            3 * round_up(pairs) + 2 * round_up(octavo::partial_floats(pairs, dim));
   }
 
@@ -64,8 +57,8 @@ struct Scratch {
     };
     query = take(static_cast<int64_t>(pairs) * dim);
     scores = take(pairs * kTileKeys);
-    keys = take(kTileKeys * dim);
-    values = take(kTileKeys * dim);
+    keys = take(kTileKeys * (dim + kRowGap));
+    values = take(kTileKeys * (dim + kRowGap));
     corrections = take(pairs);
     split = take(octavo::partial_floats(pairs, dim));
     total = take(octavo::partial_floats(pairs, dim));
@@ -125,58 +118,6 @@ const Page* const* values_of(const Rows<Page>* upcoming) {
   return upcoming == nullptr ? nullptr : upcoming->values;
 }
 
-template <int kRows>
-inline void store_scores(const vfloat (&sums)[kRows][kKeyBlock], float* scores) {
-#pragma GCC unroll 4
-  for (int row = 0; row < kRows; ++row) {
-    const vfloat4 dots = sum_lanes(sums[row][0], sums[row][1], sums[row][2], sums[row][3]);
-    memcpy(scores + row * kTileKeys, &dots, sizeof dots);
-  }
-}
-
-template <class Key, int kRows>
-inline void score_block(const float* query, const Key* const* keys, int dim, float* scores) {
-  vfloat sums[kRows][kKeyBlock] = {};
-  const Key *k0 = keys[0], *k1 = keys[1], *k2 = keys[2], *k3 = keys[3];
-  for (int i = 0; i < dim; i += kLanes) {
-    const vfloat key[kKeyBlock] = {load(k0 + i), load(k1 + i), load(k2 + i), load(k3 + i)};
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
-      const vfloat q = load(query + row * dim + i);
-#pragma GCC unroll 4
-      for (int k = 0; k < kKeyBlock; ++k) sums[row][k] = fma(q, key[k], sums[row][k]);
-    }
-  }
-  store_scores<kRows>(sums, scores);
-}
-
-// Asks for part of a row ahead of its use: pages lie apart, and the hardware's prefetchers stop at every border.
-template <class Page>
-inline void prefetch(const Page* row, int count) {
-  for (int i = 0; i < count; i += 64 / static_cast<int>(sizeof(Page))) __builtin_prefetch(row + i, 0, 2);
-}
-
-// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches those rows of
-// `upcoming`.
-template <class Query, class Key, class Page>
-inline void score_rows(const Query* query, int rows, const Key* const* keys, const Page* const* upcoming, int begin,
-                       int end, int dim, float* scores) {
-  for (int key = begin; key < end; key += kKeyBlock) {
-    if (upcoming != nullptr) {
-      for (int k = key; k < key + kKeyBlock; ++k) prefetch(upcoming[k], dim);
-    }
-    if (rows == kRowBlock) {
-      score_block<Key, kRowBlock>(query, keys + key, dim, scores + key);
-    } else if (rows == 3) {
-      score_block<Key, 3>(query, keys + key, dim, scores + key);
-    } else if (rows == 2) {
-      score_block<Key, 2>(query, keys + key, dim, scores + key);
-    } else {
-      score_block<Key, 1>(query, keys + key, dim, scores + key);
-    }
-  }
-}
-
 // Scores of all pairs; meanwhile fetches `upcoming`, the keys of the next tile, unless null.
 template <class Query, class Key, class Page>
 void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page* const* upcoming, const Tile& tile,
@@ -202,7 +143,7 @@ inline void multiply_tile(float* scores, const float* factors) {
 
 // Vectors of head_dim that are weighed at a time where fewer than kColumnVectors are left.
 template <class Weight, class Page>
-constexpr int kLeastVectors = 1;
+constexpr int kLeastVectors = kParts;
 
 template <class Weight>
 inline const Weight* weights_of(const Scratch& s, int pair) {
@@ -288,35 +229,6 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
   }
 }
 
-template <class Page, int kRows, int kVectors>
-inline void value_block(const float* weights, const float* corrections, const Page* const* values,
-                        const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
-  vfloat sums[kRows][kVectors];
-#pragma GCC unroll 4
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sums[row][v] = load(weighted + row * dim + v * kLanes) * corrections[row];
-  }
-  for (int key = begin; key < end; ++key) {
-    const Page* p = values[key] + column;
-    if (upcoming != nullptr) prefetch(upcoming[key] + column, kVectors * kLanes);
-    vfloat value[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) value[v] = load(p + v * kLanes);
-#pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
-      const vfloat weight = broadcast(weights[row * kTileKeys + key]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(weight, value[v], sums[row][v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int row = 0; row < kRows; ++row) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store(weighted + row * dim + v * kLanes, sums[row][v]);
-  }
-}
-
 template <class Weight, class Page, int kVectors>
 inline void value_columns(const Scratch& s, const State& state, int pairs, const Page* const* values,
                           const Page* const* upcoming, int column, int dim) {
@@ -327,15 +239,7 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
     const Weight* weights = weights_of<Weight>(s, pair);
     const float* corrections = s.corrections + pair;
     float* weighted = state.weighted + static_cast<int64_t>(pair) * dim + column;
-    if (rows == kRowBlock) {
-      value_block<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-    } else if (rows == 3) {
-      value_block<Page, 3, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-    } else if (rows == 2) {
-      value_block<Page, 2, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-    } else {
-      value_block<Page, 1, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-    }
+    value_rows<Page, kVectors>(rows, weights, corrections, values, ahead, begin, end, column, weighted, dim);
   }
 }
 

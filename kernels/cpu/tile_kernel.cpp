@@ -7,6 +7,7 @@
 // never into rows. Knows nothing of threads or of other units.
 #include <cmath>
 
+#include "float_row.h"
 #include "paged_attention.h"
 #include "simd.h"
 #include "tile.h"
@@ -21,30 +22,6 @@ using octavo::kSplitKeys;
 using octavo::Piece;
 
 constexpr int kWideningPairs = 12;  // from this many pairs on, widening a tile once is cheaper than in registers
-
-template <class Source>
-inline void widen_row(const Source* source, float* target, int head_dim, int dim) {
-  int i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) store(target + i, load(source + i));
-  if (i < head_dim) {
-    Source tail[kLanes] = {};
-    memcpy(tail, source + i, sizeof(Source) * (head_dim - i));
-    store(target + i, load(tail));
-    i += kLanes;
-  }
-  for (; i < dim; i += kLanes) store(target + i, vfloat{});
-}
-
-template <class Target>
-inline void narrow_row(const float* source, Target* target, int head_dim) {
-  int i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) store(target + i, load(source + i));
-  if (i < head_dim) {
-    Target tail[kLanes];
-    store(tail, load(source + i));
-    memcpy(target + i, tail, sizeof(Target) * (head_dim - i));
-  }
-}
 
 // Takes the scales of a tile whose turn has come, times the unit in which its elements are read.
 template <class Page>
@@ -128,15 +105,17 @@ void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& ti
   }
   Rows<float> wide;
   for (int key = 0; key < kTileKeys; ++key) {
-    wide.keys[key] = s.keys + key * dim;
-    wide.values[key] = s.values + key * dim;
+    wide.keys[key] = s.keys + key * (dim + kRowGap);
+    wide.values[key] = s.values + key * (dim + kRowGap);
   }
   constexpr const float* const* nothing = nullptr;
-  for (int key = tile.begin; key < tile.end; ++key) widen_row(rows.keys[key], s.keys + key * dim, call.head_dim, dim);
+  for (int key = tile.begin; key < tile.end; ++key) {
+    widen_page_row(rows.keys[key], s.keys + key * (dim + kRowGap), call.head_dim, dim);
+  }
   score_tile<float>(s, pairs, wide.keys, nothing, tile, dim);
   soften_tile<float>(s, state, pairs, call.scale, call.softcap, rows);
   for (int key = tile.begin; key < tile.end; ++key) {
-    widen_row(rows.values[key], s.values + key * dim, call.head_dim, dim);
+    widen_page_row(rows.values[key], s.values + key * (dim + kRowGap), call.head_dim, dim);
   }
   weigh_tile<float>(s, state, pairs, wide.values, nothing, dim);
 }
@@ -185,6 +164,8 @@ void fold(State total, State next, int pairs, int dim) {
   }
 }
 
+inline bool is_spread(const AttendCall& call) { return kSpreadsBf16 && call.pages_dtype == DType::bfloat16; }
+
 // Where the query of a pair begins in the call.
 template <class Element>
 const Element* query_row(const AttendCall& call, const Unit& unit, int pair) {
@@ -203,11 +184,12 @@ void widen_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
 
 void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
   switch (call.query_dtype) {
-    case DType::float32: return widen_query<float>(call, unit, s);
-    case DType::bfloat16: return widen_query<bf16>(call, unit, s);
-    case DType::float16: return widen_query<f16>(call, unit, s);
+    case DType::float32: widen_query<float>(call, unit, s); break;
+    case DType::bfloat16: widen_query<bf16>(call, unit, s); break;
+    case DType::float16: widen_query<f16>(call, unit, s); break;
     default: return;  // queries are never quantised
   }
+  if (is_spread(call)) spread_row(s.query, static_cast<int64_t>(unit.num_rows) * call.group() * call.padded_dim());
 }
 
 // What the weighted values of a pair are divided by: all weights, and that of its head's sink. The latter may be
@@ -231,6 +213,7 @@ void store_output(const AttendCall& call, const Unit& unit, State total) {
       // Adding 0 turns -0 into +0: whether an underflowed sum kept its sign may depend on how many masked keys
       // followed.
       for (int i = 0; i < dim; i += kLanes) store(weighted + i, load(weighted + i) / all + 0.0f);
+      if (is_spread(call)) gather_row(weighted, dim);
       narrow_row(weighted, target + static_cast<int64_t>(head) * call.head_dim, call.head_dim);
     }
   }

@@ -55,7 +55,10 @@ def rows_of(batch, sequence, first, last):
         (torch.bfloat16, torch.float8_e4m3fn),
     ],
 )
-@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(4, 1, 64), (6, 2, 80), (2, 2, 32), (8, 1, 128)])
+@pytest.mark.parametrize(
+    ("num_q_heads", "num_kv_heads", "head_dim"),
+    [(4, 1, 64), (6, 2, 80), (2, 2, 32), (8, 1, 128), (5, 1, 40), (3, 1, 256)],
+)
 def test_a_prefill_row_equals_its_decode(
     native, batch_of, two_threads, options, dtype, pages_dtype, num_q_heads, num_kv_heads, head_dim
 ):
