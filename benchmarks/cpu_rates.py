@@ -67,7 +67,7 @@ class RateMeter:
             tried = [
                 (number, way, _seconds(way)) for number, way in enumerate(ways) if (kind, number) not in self._hopeless
             ]
-            fastest = min(seconds for *_, seconds in tried)
+            fastest = min((seconds for *_, seconds in tried), default=0.0)
             for number, way, seconds in tried:
                 if seconds > HOPELESS * fastest:
                     self._hopeless.add((kind, number))

@@ -77,6 +77,27 @@ def test_rates_are_those_of_the_fastest_way_by_the_median_of_all_samples(monkeyp
     assert meter.rates() == Rates(100.0, {INT8: 2 * 512 * 10 * 10 / 2.0})
 
 
+def test_a_way_that_takes_many_times_as_long_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tries = 0.0, [0, 0]
+
+    def takes(number: int, seconds: float) -> object:
+        def way() -> None:
+            nonlocal now
+            now += seconds
+            tries[number] += 1
+
+        return way
+
+    monkeypatch.setattr(cpu_rates, "_readings", lambda num_bytes: [takes(0, 90.0), takes(1, 10.0)])
+    monkeypatch.setattr(cpu_rates, "_products", lambda size: {})
+    monkeypatch.setattr(cpu_rates.time, "perf_counter", lambda: now)
+    meter = RateMeter(read_bytes=300, size=10)
+    for _ in range(2):
+        meter.sample([], repeats=3)
+    assert tries == [1, 8]
+    assert meter.rates() == Rates(30.0, {})
+
+
 def test_a_meter_reads_and_multiplies_for_real() -> None:
     meter = RateMeter(read_bytes=1 << 16, size=64)
     meter.sample(repeats=1)
