@@ -103,7 +103,8 @@ TileSupport tile_support() {
 }
 
 extern const ProductTable products_amx = {products_avx512_bf16.quantise_row, multiply_panel,
-                                          products_avx512_bf16.may_reach, products_avx512_bf16.unpack_row};
+                                          products_avx512_bf16.may_reach, products_avx512_bf16.unpack_row,
+                                          products_avx512_bf16.most_sieved};
 
 #else
 

@@ -1,10 +1,11 @@
 // The largest output of each row of a product, which is never stored: each panel's are looked at while in the cache.
 //
-// Of q8_planes, few lower nibbles are read. A code is 16 u + l with l in 0 .. 15; with 7.5 in the place of l an output is
+// Of q8_planes, few lower nibbles are read or multiplied. A code is 16 u + l with l in 0 .. 15; with 7.5 in the place of l an output is
 // wrong by at most 7.5 * sum over groups of |scale of the weights| * scale of the input * sum of |codes| of it.
-// Where that cannot lift any output of a panel to the largest one seen so far, the panel needs no second look. Those that
-// may are multiplied in full, so that the answer is that of the whole product, whichever thread saw what when. For the
-// head of Gemma 3 270M and English text that is 1 panel in 10, and 57 % of the bytes are read (benchmarks/head.py).
+// Where that cannot lift any output of a panel to the largest one that an input row has seen so far, the row needs no
+// second look at the panel. Rows that do are multiplied in full, so that the answer is that of the whole product,
+// whichever thread saw what when. For the head of Gemma 3 270M and English text that is 1 panel in 10, and 57 % of the
+// bytes are read for one row (benchmarks/head.py).
 #include "argmax.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "panels.h"
@@ -19,7 +21,6 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kSievedRows = 2;  // more rows share too few panels that none of them needs
 constexpr float kSlackFactor = 7.5f * 1.01f;  // the second: rounding of sums in float32, of up to some thousand groups
 
 constexpr float kMostSlack = 1e36f;  // where sums of codes times the input's scale, which reach 17 times it, are finite
@@ -31,7 +32,7 @@ struct Best {
   int64_t index = 0;
 };
 
-// Tells which panels may hold a largest output.
+// Tells which input rows may have their largest output in a panel.
 class Sieve {
  public:
   Sieve(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows)
@@ -49,12 +50,15 @@ class Sieve {
     }
   }
 
-  bool passes(int64_t panel) const {
-    for (int64_t row = 0; row < num_rows_; ++row) {
-      const float least = largest_[row].load(std::memory_order_relaxed);
-      if (panels_.may_reach(kernels_, rows_, row, panel, slack_.data() + row * groups_, least)) return true;
+  void find(int64_t panel, std::vector<int64_t>& found) const {
+    found.clear();
+    for (int64_t first = 0; first < num_rows_; first += kMostAsked) {
+      const int64_t last = std::min<int64_t>(num_rows_, first + kMostAsked);
+      float least[kMostAsked];
+      for (int64_t row = first; row < last; ++row) least[row - first] = largest_[row].load(std::memory_order_relaxed);
+      uint32_t bits = panels_.may_reach(kernels_, rows_, first, last, panel, slack_.data(), least);
+      for (; bits != 0; bits &= bits - 1) found.push_back(first + __builtin_ctz(bits));
     }
-    return false;
   }
 
   void saw(int64_t row, float value) {
@@ -90,19 +94,46 @@ float largest_of(const float* values, int count) {
   return largest;
 }
 
-// Looks at panels [first, last): `passes` tells which, `saw` hears of every new largest output.
-template <class Passes, class Saw>
+// Some of the input rows, side by side.
+class ChosenRows {
+ public:
+  explicit ChosenRows(const QuantisedRows& rows) : rows_(rows) {}
+
+  QuantisedRows take(const std::vector<int64_t>& chosen) {
+    const int64_t count = static_cast<int64_t>(chosen.size());
+    if (count == rows_.num_rows) return rows_;
+    groups_.resize(rows_.size() + kTileRows - 1);  // the last tile is read as if it were full
+    const QuantisedRows taken{groups_.data(), count, rows_.columns};
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t g = 0; g < rows_.num_groups(); ++g) taken.at(i, g) = rows_.at(chosen[i], g);
+    }
+    return taken;
+  }
+
+ private:
+  const QuantisedRows& rows_;
+  std::vector<InputGroup> groups_;
+};
+
+// Looks at panels [first, last): `find` tells which input rows need a look, `saw` hears of every new largest output.
+template <class Find, class Saw>
 void find_best(const ProductCall& call, const ProductTable& kernels, const Panels& panels, const QuantisedRows& rows,
-               int64_t first, int64_t last, std::vector<Best>& best, const Passes& passes, const Saw& saw) {
+               int64_t first, int64_t last, std::vector<Best>& best, const Find& find, const Saw& saw) {
   std::vector<float> tile(call.num_rows * kPanelRows);
+  std::vector<int64_t> found(call.num_rows);
+  std::iota(found.begin(), found.end(), 0);
+  ChosenRows chosen(rows);
   for (int64_t panel = first; panel < last; ++panel) {
-    if (!passes(panel)) continue;
+    find(panel, found);
+    if (found.empty()) continue;
+    const QuantisedRows taken = chosen.take(found);
     // a place in an output row of which only this panel's part exists
     const int64_t start = panels.first_output(panel);
     const Panels::Outputs outputs =
-        panels.multiply(kernels, rows, 0, call.num_rows, panel, tile.data() - start, kPanelRows);
-    for (int64_t row = 0; row < call.num_rows; ++row) {
-      const float* values = tile.data() + row * kPanelRows;
+        panels.multiply(kernels, taken, 0, taken.num_rows, panel, tile.data() - start, kPanelRows);
+    for (int64_t i = 0; i < taken.num_rows; ++i) {
+      const int64_t row = found[i];
+      const float* values = tile.data() + i * kPanelRows;
       const float most = largest_of(values, outputs.count);
       if (!(most > best[row].value)) continue;
       const int place = static_cast<int>(std::find(values, values + outputs.count, most) - values);
@@ -121,18 +152,20 @@ Status argmax(const ProductCall& call, const ProductTable& kernels, int num_thre
   num_threads = threads_for(call, panels, num_threads);
   const int num_parts = parts_for(num_threads);
   std::vector<std::vector<Best>> bests(num_parts, std::vector<Best>(call.num_rows));
-  if (call.num_rows <= kSievedRows && panels.are_planes()) {
-    quantise_rows(call, kernels, rows, 0, call.num_rows);
+  quantise(call, kernels, rows, num_threads);
+  if (call.num_rows <= kernels.most_sieved && panels.are_planes()) {
     Sieve sieve(call, kernels, panels, rows);
     run_parts(panels, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
-      find_best(call, kernels, panels, rows, first, last, bests[part], [&](int64_t panel) { return sieve.passes(panel); },
-                [&](int64_t row, float value) { sieve.saw(row, value); });
+      find_best(
+          call, kernels, panels, rows, first, last, bests[part],
+          [&](int64_t panel, std::vector<int64_t>& found) { sieve.find(panel, found); },
+          [&](int64_t row, float value) { sieve.saw(row, value); });
     });
   } else {
-    quantise(call, kernels, rows, num_threads);
     run_parts(panels, num_threads, num_parts, [&](int part, int64_t first, int64_t last) {
-      find_best(call, kernels, panels, rows, first, last, bests[part], [](int64_t) { return true; },
-                [](int64_t, float) {});
+      find_best(
+          call, kernels, panels, rows, first, last, bests[part], [](int64_t, std::vector<int64_t>&) {},
+          [](int64_t, float) {});
     });
   }
   for (int64_t row = 0; row < call.num_rows; ++row) {

@@ -91,11 +91,11 @@ class Panels {
     return {first, static_cast<int>(std::min<int64_t>(kPanelRows, call_.matrices[m].rows - index * kPanelRows))};
   }
 
-  // Whether an output of the panel for input row `row` may be `least` or more; see ProductTable.
-  bool may_reach(const ProductTable& kernels, const QuantisedRows& rows, int64_t row, int64_t panel, const float* slack,
-                 float least) const {
+  // For which of input rows [first, last) an output of the panel may be `least` or more; see ProductTable.
+  uint32_t may_reach(const ProductTable& kernels, const QuantisedRows& rows, int64_t first, int64_t last, int64_t panel,
+                     const float* slack, const float* least) const {
     const int m = matrix_of(panel);
-    return kernels.may_reach(call_.matrices[m], panel - first_panels_[m], rows, row, slack, least);
+    return kernels.may_reach(call_.matrices[m], panel - first_panels_[m], rows, first, last, slack, least);
   }
 
   bool are_planes() const {

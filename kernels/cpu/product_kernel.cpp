@@ -227,14 +227,17 @@ struct UpperNibbles {
   Byte64 quads[8];
 };
 
-// A code is 16 u + l, and l lies in 0 .. 15: 7.5 stands in for it, and is wrong by 7.5 at most.
-bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t row, const float* slack,
-               float least) {
-  const Panel panel = panel_of(matrix, index, rows.columns);
+// Of kRows input rows from `row` on, a bit for each; see ProductTable. A code is 16 u + l, and l lies in 0 .. 15: 7.5
+// stands in for it, and is wrong by 7.5 at most.
+template <int kRows>
+uint32_t rows_that_may_reach(const Panel& panel, const QuantisedRows& rows, int64_t row, const float* slack,
+                             const float* least) {
   const uint8_t* codes = panel.codes;
-  Float16 most = {};
-  for (int64_t group = 0; group < panel.groups; ++group, codes += 256) {
-    const InputGroup& input = rows.at(row, group);
+  const int64_t stride = rows.tile_rows(row / kTileRows * kTileRows);
+  const InputGroup* inputs = &rows.at(row, 0);
+  slack += row * panel.groups;
+  Float16 most[kRows] = {};
+  for (int64_t group = 0; group < panel.groups; ++group, codes += 256, inputs += stride) {
     for (int line = 0; line < 4; ++line) __builtin_prefetch(codes + 4096 + 64 * line);
     UpperNibbles nibbles;
     repeat<4>([&](int j) __attribute__((always_inline)) {
@@ -242,19 +245,43 @@ bool may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows
       nibbles.quads[j] = pairs & 0x0f;
       nibbles.quads[j + 4] = shifted<-4>(pairs) & 0x0f;
     });
-    Int16 sum[1] = {};
-    add_quads<UpperNibbles, 0, 8, 1>(nibbles, &input, sum);
-    // twice (16 u + 7.5 - 128) x, which is whole
-    const Int16 twice = splat(241 * input.minus_1) + (sum[0] << 5);
+    Int16 sums[kRows] = {};
+    add_quads<UpperNibbles, 0, 8, kRows>(nibbles, inputs, sums);
     const Float16 factor = halves(panel.start + group * 2 * kPanelRows);
-    // lower nibbles add the most with one sign where the factor is positive, with the other where it is negative
-    const Int16 upwards =
-        cast<Int16>(slack[group] - Float16{}) | (cast<Int16>(factor) & splat(INT32_MIN));
-    const Float16 value = multiply_add(converted<Float16>(twice), 0.5f * input.scale - Float16{},
-                                       cast<Float16>(upwards));
-    most = multiply_add(factor, value, most);
+    const Int16 sign = cast<Int16>(factor) & splat(INT32_MIN);
+    repeat<kRows>([&](int m) __attribute__((always_inline)) {
+      // twice (16 u + 7.5 - 128) x, which is whole
+      const Int16 twice = splat(241 * inputs[m].minus_1) + (sums[m] << 5);
+      // lower nibbles add the most with one sign where the factor is positive, with the other where it is negative
+      const Int16 upwards = cast<Int16>(slack[m * panel.groups + group] - Float16{}) | sign;
+      const Float16 value = multiply_add(converted<Float16>(twice), 0.5f * inputs[m].scale - Float16{}, cast<Float16>(upwards));
+      most[m] = multiply_add(factor, value, most[m]);
+    });
   }
-  return any_lane(~(most < least));  // also where it is no number
+  uint32_t reaching = 0;
+  repeat<kRows>([&](int m) __attribute__((always_inline)) {
+    reaching |= static_cast<uint32_t>(any_lane(~(most[m] < least[m] - Float16{}))) << m;  // also where it is no number
+  });
+  return reaching;
+}
+
+template <int kRows = kRowsAtOnce>
+uint32_t left_that_may_reach(const Panel& panel, const QuantisedRows& rows, int64_t row, int64_t last, const float* slack,
+                             const float* least) {
+  if constexpr (kRows > 1) {
+    if (last - row < kRows) return left_that_may_reach<kRows - 1>(panel, rows, row, last, slack, least);
+  }
+  return rows_that_may_reach<kRows>(panel, rows, row, slack, least);
+}
+
+uint32_t may_reach(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t first, int64_t last,
+                   const float* slack, const float* least) {
+  const Panel panel = panel_of(matrix, index, rows.columns);
+  uint32_t reaching = 0;
+  for (int64_t row = first; row < last; row += kRowsAtOnce) {
+    reaching |= left_that_may_reach(panel, rows, row, last, slack, least + (row - first)) << (row - first);
+  }
+  return reaching;
 }
 
 // The weight of column k of a group.
@@ -293,5 +320,5 @@ void unpack_row(const QuantisedMatrix& matrix, int64_t columns, int64_t row, flo
 }  // namespace
 
 namespace octavo {
-extern const ProductTable OCTAVO_PRODUCTS = {quantise_row, multiply_panel, may_reach, unpack_row};
+extern const ProductTable OCTAVO_PRODUCTS = {quantise_row, multiply_panel, may_reach, unpack_row, kMostSieved};
 }  // namespace octavo

@@ -14,6 +14,7 @@ namespace {
 #if defined(__AVX512VNNI__)
 
 constexpr int kRowsAtOnce = kTileRows;  // input rows that meet a quad of weights, their sums in registers
+constexpr int64_t kMostSieved = 2;      // see ProductTable: more rows share too few panels that none of them needs
 
 // Adds quads [first, first + count) of weights and of each input to `sums`. Of few rows, a second sum of each keeps
 // instructions from waiting for one another.
@@ -36,6 +37,7 @@ constexpr bool kTakesOffset = false;  // whether `add_quads` itself takes the of
 #elif defined(__AVX2__)
 
 constexpr int kRowsAtOnce = 4;
+constexpr int64_t kMostSieved = INT64_MAX;  // nibbles are multiplied at twice the rate of bytes
 constexpr bool kTakesOffset = true;
 constexpr int kHalves = 2;  // vectors of a quad
 
@@ -168,6 +170,7 @@ inline __attribute__((always_inline)) void add_quads(const Weights& weights, con
 #else
 
 constexpr int kRowsAtOnce = 1;
+constexpr int64_t kMostSieved = 2;
 
 template <class Weights, int first, int count, int kRows>
 inline __attribute__((always_inline)) void add_quads(const Weights& weights, const InputGroup* inputs, Int16* sums) {

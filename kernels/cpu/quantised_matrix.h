@@ -84,6 +84,8 @@ struct QuantisedRows {
   }
 };
 
+constexpr int kMostAsked = 32;
+
 struct ProductTable {
   // Applies the prologue to input row `row` and quantises it. `scratch` holds 2 * `columns` floats.
   void (*quantise_row)(const ProductCall& call, int64_t row, const QuantisedRows& rows, float* scratch);
@@ -91,12 +93,15 @@ struct ProductTable {
   // row 0 and of the matrix's first row.
   void (*multiply_panel)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t first,
                          int64_t last, float* output, int64_t output_stride);
-  // Whether an output of a panel of q8_planes may be `least` or more, by its upper nibbles alone. `slack` [groups] is the
-  // most that lower nibbles add to or take from a group of input row `row`, in units of the weights' scale.
-  bool (*may_reach)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t row,
-                    const float* slack, float least);
+  // Of input rows [first, last), kMostAsked at most, those (bit 0 the first) for which an output of a panel of q8_planes
+  // may be `least` [last - first] or more, by its upper nibbles alone. `slack` [num_rows, groups] is the most that lower
+  // nibbles add to or take from a group of an input row, in units of the weights' scale.
+  uint32_t (*may_reach)(const QuantisedMatrix& matrix, int64_t panel, const QuantisedRows& rows, int64_t first,
+                        int64_t last, const float* slack, const float* least);
   // The weights of one row, as float32.
   void (*unpack_row)(const QuantisedMatrix& matrix, int64_t columns, int64_t row, float* output);
+  // Input rows up to which asking first is faster than multiplying all.
+  int64_t most_sieved;
 };
 
 extern const ProductTable products_portable;
