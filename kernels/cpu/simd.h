@@ -291,7 +291,8 @@ inline vfloat exp(vfloat x) {
   y = fma(y, r, broadcast(0.5f));
   y = fma(y, r, broadcast(1.0f));
   y = fma(y, r, broadcast(1.0f));
-  const vfloat scale = as_float((as_int(shifted) - as_int(magic) + 127) << 23);
+  const vuint power = reinterpret_cast<vuint>(shifted) - reinterpret_cast<vuint>(magic) + 127;
+  const vfloat scale = reinterpret_cast<vfloat>(power << 23);
   return x < -87.0f ? vfloat{} : y * scale;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "paged_attention.h"
 #include "simd.h"
@@ -234,12 +235,31 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
                           const Page* const* upcoming, int column, int dim) {
   for (int pair = 0; pair < pairs; pair += kRowBlock) {
     const int rows = min(kRowBlock, pairs - pair);
-    const int begin = s.first_key[pair], end = s.last_key[pair + rows - 1];
     const Page* const* ahead = pair == 0 ? upcoming : nullptr;
     const Weight* weights = weights_of<Weight>(s, pair);
     const float* corrections = s.corrections + pair;
     float* weighted = state.weighted + static_cast<int64_t>(pair) * dim + column;
-    value_rows<Page, kVectors>(rows, weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    const int begin = s.first_key[pair], end = s.last_key[pair + rows - 1];
+    const int common_begin = s.first_key[pair + rows - 1], common_end = s.last_key[pair];
+    if (!std::is_same_v<Weight, float> || (begin == common_begin && end == common_end)) {
+      value_rows<Page, kVectors>(rows, weights, corrections, values, ahead, begin, end, column, weighted, dim);
+      continue;
+    }
+    // Keys that some pairs do not see are weighed for those alone that do: where a value is no finite number, 0 times it
+    // would show.
+    const auto weigh_alone = [&](const float* corrections, int from, int to) {
+      for (int row = 0; row < rows; ++row) {
+        const int first = max(from, s.first_key[pair + row]), last = min(to, s.last_key[pair + row]);
+        value_rows<Page, kVectors>(1, weights_of<Weight>(s, pair + row), corrections + row, values, nullptr, first, last,
+                                   column, weighted + static_cast<int64_t>(row) * dim, dim);
+      }
+    };
+    constexpr float kNone[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+    weigh_alone(corrections, 0, common_begin);
+    if (common_begin < common_end) {
+      value_rows<Page, kVectors>(rows, weights, kNone, values, ahead, common_begin, common_end, column, weighted, dim);
+    }
+    weigh_alone(kNone, max(common_begin, common_end), kTileKeys);
   }
 }
 

@@ -113,6 +113,7 @@ void place_scales(WeightKind kind, const PlainRow& row, int64_t groups, int lane
   uint8_t* own = scales;
   for (int64_t place = 0; place < groups / traits_of(kind).shared; ++place, own += sizes.inner() * kPanelRows) {
     std::memcpy(own + lane * sizes.first, row.first.data() + place * sizes.first, sizes.first);
+    if (sizes.second == 0) continue;
     std::memcpy(own + kPanelRows * sizes.first + lane * sizes.second, row.second.data() + place * sizes.second,
                 sizes.second);
   }

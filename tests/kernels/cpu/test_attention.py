@@ -163,6 +163,24 @@ def test_a_value_that_reads_as_nan_is_nothing_to_rows_that_do_not_see_it(native,
     assert output[15:].isnan().all()
 
 
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_value_that_is_infinite_is_nothing_to_rows_that_do_not_see_it(
+    native_each_variant, batch_of, pages_dtype, group, window
+):
+    if pages_dtype == torch.bfloat16 and native_each_variant.library.variant.has_bf16:
+        pytest.skip("products of bfloat16 numbers weigh keys by pairs, for all rows of a block")
+    batch = batch_of([(20, 40)], num_q_heads=group, num_kv_heads=1, pages_dtype=pages_dtype, window=window)
+    expected = batch.attend(native_each_variant, window=window)
+    batch.pages.value[int(batch.metadata.block_table[0, 1]), 0, 13] = float("inf")  # position 29: row 9
+    output = batch.attend(native_each_variant, window=window)
+    last = 20 if window is None else 9 + window
+    assert torch.equal(output[:9], expected[:9])
+    assert not output[9:last].isfinite().any()
+    assert torch.equal(output[last:], expected[last:])
+
+
 @pytest.mark.parametrize("group", [3, 5, 6, 7])
 def test_odd_numbers_of_query_heads_per_kv_head(backend, batch_of, group):
     batch = batch_of([(1, 30), (9, 40), (1, 300)], num_q_heads=2 * group, num_kv_heads=2)
