@@ -144,6 +144,7 @@ def test_every_row_equals_a_look_at_the_tables(seed: int) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_snapshot_of_a_hundred_thousand_held_pages_takes_less_than_five_milliseconds(shared: bool) -> None:
+    """Or, on a slow machine, half as long again as Python takes to add up as many numbers."""
     blocks = BlockManager(plan_groups([None]), 100_000, 16)
     none = BlockHashes(16)
     for number in range(1_500):
@@ -157,12 +158,15 @@ def test_a_snapshot_of_a_hundred_thousand_held_pages_takes_less_than_five_millis
     usage = blocks.usage()
     assert usage.held > 98_000
     assert usage.groups[0].shared == (usage.held if shared else 0)
-    times = []
+    times, sums = [], []
     for _ in range(15):
         before = time.thread_time()
         snapshot = blocks.snapshot()
-        times.append(time.thread_time() - before)
-    assert statistics.median(times) < 0.005
+        between = time.thread_time()
+        assert sum(number for number in range(100_000)) > 0
+        times.append(between - before)
+        sums.append(time.thread_time() - between)
+    assert statistics.median(times) < max(0.005, 1.5 * statistics.median(sums))
     assert snapshot.row(1).owners == (("s0", "s1") if shared else ("s0",))
 
 

@@ -23,7 +23,9 @@ def test_every_gate_equals_its_reference(dtype: torch.dtype, activation: str) ->
     gate_up = (4 * torch.randn(5, 2 * 50, generator=torch.Generator().manual_seed(0))).to(dtype)
     output = gated(gate_up, activation)
     assert (output.shape, output.dtype) == ((5, 50), dtype)
-    torch.testing.assert_close(output.double(), REFERENCE[activation](gate_up), rtol=ROUNDING[dtype], atol=2e-6)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    saturated = float((gate * up).abs().max()) * 2**-24  # 1 + tanh of a gate far below 0 is off by a last place of 1
+    torch.testing.assert_close(output.double(), REFERENCE[activation](gate_up), rtol=ROUNDING[dtype], atol=saturated)
 
 
 def test_the_gate_of_gpt_oss_is_limited_above_only_and_up_on_both_sides() -> None:
