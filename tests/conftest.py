@@ -15,7 +15,7 @@ from tests.transformers_process import TransformersProcess
 
 if platform.machine().lower() in ("x86_64", "amd64"):
     # Triton's interpreter multiplies by numpy, whose BLAS for AVX2 (Haswell, Zen) adds up a row by where it lies in a
-    # block. Bits of kernels are compared by one that does not, chosen before numpy is imported, here or in subprocesses.
+    # block. Bits of kernels are compared by one that does not, chosen before anything imports numpy.
     os.environ.setdefault("OPENBLAS_CORETYPE", "Sandybridge")
 
 BOS, EOS = 256, 257  # ids of the tiny tokenizer; 0..255 are bytes, 258 and up are merges
