@@ -179,8 +179,8 @@ inline vfloat store_weights(bf16* row, int key, vfloat weights, const Factors<qu
 }
 
 template <class Page, int kRows, int kVectors>
-inline void value_block(const bf16* weights, const float* corrections, const Page* const* values,
-                        const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
+inline void value_blocks(const bf16* weights, const float* corrections, const Page* const* values,
+                         const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
   constexpr int kPerLoad = Halves<Page>::step / kLanes;
   vfloat sums[kRows][kVectors];
 #pragma GCC unroll 4

@@ -195,23 +195,6 @@ inline void score_rows(const Query* query, int rows, const Key* const* keys, con
   }
 }
 
-// Adds the weighted values of up to kRowBlock pairs, kVectors vectors of them; `weighted` begins where `column` is.
-// Meanwhile fetches the same part of `ahead`, unless null.
-template <class Page, int kVectors, class Weight>
-[[gnu::always_inline]]
-inline void value_rows(int rows, const Weight* weights, const float* corrections, const Page* const* values,
-                       const Page* const* ahead, int begin, int end, int column, float* weighted, int dim) {
-  if (rows == kRowBlock) {
-    value_blocks<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-  } else if (rows == 3) {
-    value_blocks<Page, 3, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-  } else if (rows == 2) {
-    value_blocks<Page, 2, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-  } else {
-    value_blocks<Page, 1, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
-  }
-}
-
 #else
 
 constexpr int kRowGap = 0;
@@ -255,8 +238,8 @@ inline void score_rows(const Query* query, int rows, const Key* const* keys, con
 }
 
 template <class Page, int kRows, int kVectors>
-inline void value_block(const float* weights, const float* corrections, const Page* const* values,
-                        const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
+inline void value_blocks(const float* weights, const float* corrections, const Page* const* values,
+                         const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
   vfloat sums[kRows][kVectors];
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
@@ -283,6 +266,8 @@ inline void value_block(const float* weights, const float* corrections, const Pa
   }
 }
 
+#endif
+
 // Adds the weighted values of up to kRowBlock pairs, kVectors vectors of them; `weighted` begins where `column` is.
 // Meanwhile fetches the same part of `ahead`, unless null.
 template <class Page, int kVectors, class Weight>
@@ -290,16 +275,14 @@ template <class Page, int kVectors, class Weight>
 inline void value_rows(int rows, const Weight* weights, const float* corrections, const Page* const* values,
                        const Page* const* ahead, int begin, int end, int column, float* weighted, int dim) {
   if (rows == kRowBlock) {
-    value_block<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    value_blocks<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
   } else if (rows == 3) {
-    value_block<Page, 3, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    value_blocks<Page, 3, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
   } else if (rows == 2) {
-    value_block<Page, 2, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    value_blocks<Page, 2, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
   } else {
-    value_block<Page, 1, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
+    value_blocks<Page, 1, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
   }
 }
-
-#endif
 
 }  // namespace
