@@ -158,5 +158,13 @@ def batch_of() -> Callable[..., PagedBatch]:
 
 
 @pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
+def library(request: pytest.FixtureRequest) -> NativeLibrary:
+    try:
+        return NativeLibrary(variant=request.param)
+    except LibraryError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
 def native_each_variant(request: pytest.FixtureRequest) -> NativeBackend:
     return native_backend(request.param)

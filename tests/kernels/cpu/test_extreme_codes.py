@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import QuantisedMatrix, QuantisedProduct, WeightKind
 
 COLUMNS = 768
@@ -19,14 +19,6 @@ SCALES = {  # where in a block of ggml those lie that are halves; of MXFP4 there
     "MXFP4": (),
 }
 PATTERNS = [[0x00], [0xFF], [0x7F], [0x80], [0x0F], [0xF0], [0x00, 0xFF], [0x7F, 0x80], [0x0F, 0xF0]]
-
-
-@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    try:
-        return NativeLibrary(variant=request.param)
-    except LibraryError as error:
-        pytest.skip(str(error))
 
 
 def filled(library: NativeLibrary, kind: WeightKind) -> QuantisedMatrix:

@@ -10,20 +10,12 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.cpu.library import NativeLibrary, Variant
 from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix, QuantisedProduct, WeightKind
 from kernels.mxfp4 import stored_codes
 
 FORMS = list(itertools.product(("codes4", "codes8", "fp8", "MXFP4"), (32, 128)))  # and columns that share a scale
 TWICE_FLOATS = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12)
-
-
-@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    try:
-        return NativeLibrary(variant=request.param)
-    except LibraryError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -10,18 +10,10 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from kernels.cpu.library import LibraryError, NativeLibrary, Variant
+from kernels.cpu.library import NativeLibrary, Variant
 from kernels.cpu.quantised_matrix import NativeKernels, Prologue, QuantisedMatrix, QuantisedProduct, WeightKind
 
 KINDS = [kind for kind in WeightKind if not kind.name.startswith(("CODES", "FP8"))]  # of ggml
-
-
-@pytest.fixture(params=list(Variant), ids=lambda variant: variant.name)
-def library(request: pytest.FixtureRequest) -> NativeLibrary:
-    try:
-        return NativeLibrary(variant=request.param)
-    except LibraryError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture
