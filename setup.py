@@ -42,6 +42,7 @@ HEADERS = (
     "amx_product.h",
     "amx_tiles.h",
     "argmax.h",
+    "code_quad.h",
     "dense_floats.h",
     "dense_kernel.h",
     "dense_outputs.h",

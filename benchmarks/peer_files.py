@@ -79,7 +79,7 @@ def hugging_face_weights(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, t
     names = family_of(spec).gguf_names
     assert names is not None
     weights = {}
-    for tensor in checkpoint.gguf_file().tensors.values():
+    for tensor in checkpoint.gguf_file.tensors.values():
         placements = names.placements(tensor.name, spec)
         if not placements:
             continue

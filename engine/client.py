@@ -12,13 +12,8 @@ import contextlib
 import enum
 import itertools
 import logging
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -34,6 +29,7 @@ from engine.client_errors import EngineUnavailable as EngineUnavailable
 from engine.client_errors import RequestTooLarge as RequestTooLarge
 from engine.collector import Collector
 from engine.config import EngineConfig
+from engine.engine_process import EngineProcess
 from engine.log_format import tell
 from engine.messages import (
     AbortRequests,
@@ -61,7 +57,6 @@ from engine.request_size import check_fits
 
 MAX_RESTARTS = 3  # in RESTART_WINDOW seconds; then the engine stays down
 RESTART_WINDOW = 60.0
-CLOSE_TIMEOUT = 5.0
 
 logger = logging.getLogger("octavo.engine")
 
@@ -79,7 +74,8 @@ class EngineClient:
 
     ``on_end`` is called with the last delta of every sequence as the engine sent it, also where nobody reads it any
     more, but not for what the engine's death ended. It must not raise. ``adapters`` are those that requests can choose,
-    by name; an engine that is started again loads them again.
+    by name; an engine that is started again loads them again. ``process`` is the first one where it runs already; it
+    becomes the client's.
     """
 
     process_module = "engine.process"
@@ -88,6 +84,7 @@ class EngineClient:
         self,
         config: EngineConfig,
         *,
+        process: EngineProcess | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
         on_end: Callable[[RequestDelta], None] | None = None,
     ) -> None:
@@ -99,7 +96,7 @@ class EngineClient:
         self.adapters: dict[str, AdapterReport] = {}
         self.num_restarts = 0  # times a process that died was replaced
         self._on_progress = on_progress or (lambda progress: None)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = process
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._capacity: Capacity | None = None
@@ -117,7 +114,7 @@ class EngineClient:
 
     async def start(self) -> EngineReady:
         """Start the engine process and wait until it serves; raises EngineStartError."""
-        reader = await self._launch()
+        reader = await self._connect()
         try:
             ready = await self._until_ready(reader)
         except EngineStartError:
@@ -143,19 +140,12 @@ class EngineClient:
                 await self._reading
         await self._reap()
 
-    async def _launch(self) -> asyncio.StreamReader:
-        ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parent.parent)
-        search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self.process_module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search_path},
-            )
+    async def _connect(self) -> asyncio.StreamReader:
+        """Have a process, and tell it what to serve."""
+        if self._process is None:
+            self._process = EngineProcess(self.process_module)
         self._knows_tokens = False
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        reader, self._writer = await asyncio.open_connection(sock=self._process.connection)
         self._writer.write(frame(self._config_to_start()))
         return reader
 
@@ -223,7 +213,7 @@ class EngineClient:
             died = f"it died {len(self._deaths)} times within {RESTART_WINDOW:g} seconds"
             self._give_up(f"the engine is not started again: {died}")
             return None
-        reader = await self._launch()
+        reader = await self._connect()
         try:
             self._become_ready(await self._until_ready(reader))
         except EngineStartError as error:
@@ -247,19 +237,16 @@ class EngineClient:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        process = self._process
-        if process is None:
+        if self._process is None:
             return None
-        try:
-            return await asyncio.to_thread(process.wait, CLOSE_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return await asyncio.to_thread(process.wait)
+        status = await asyncio.to_thread(self._process.wait)
+        self._process = None
+        return status
 
     @property
     def pid(self) -> int | None:
         """The id of the engine process; None where there is none."""
-        return None if self._process is None or self._process.returncode is not None else self._process.pid
+        return None if self._process is None else self._process.pid
 
     # ---- requests
 

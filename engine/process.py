@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.adapter_messages import LoadAdapter, UnloadAdapter
 from engine.channel import Channel, ChannelClosed
+from engine.errors import ConfigError
 from engine.log_format import log_in_background, set_up_logging, tell
 from engine.messages import (
     AbortRequests,
@@ -35,6 +36,7 @@ from engine.messages import (
     TokenTable,
 )
 from engine.page_messages import PageRead, ReadPage, ReadPages, ReadSequence
+from models.errors import CheckpointError
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -51,19 +53,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     _calm_openmp()
+    gc.disable()  # what a start makes it keeps
     started = time.perf_counter()
+    # Here, so that it is a stage with a time; and before the config is there, for which the parent needs as long.
+    from engine.engine import EngineBroken
+    from engine.startup import StageTimes, build_engine
+
+    times = StageTimes()
+    times.seconds["torch"] = round(time.perf_counter() - started, 3)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         config = channel.receive_config()
         set_up_logging(config.log_format)
         log_in_background()
-        # imported here, so that a wrong start fails fast and the import of torch is a stage with a time
-        from engine.config import CheckpointError, ConfigError
-        from engine.engine import EngineBroken
-        from engine.startup import StageTimes, build_engine
-
-        times = StageTimes()
-        times.seconds["torch"] = round(time.perf_counter() - started, 3)
         try:
             engine, ready = build_engine(config, times, channel.send)
         except (CheckpointError, ConfigError) as error:
@@ -76,6 +78,7 @@ def main() -> int:
             return 1
         gc.collect()
         gc.freeze()  # what a start leaves is for ever: not to be looked through again in the middle of a step
+        gc.enable()
         channel.send(ready)
         try:
             run(engine, channel)

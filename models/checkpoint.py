@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from models.demo import assemble_demo, demo_notice
@@ -35,7 +36,7 @@ _DESCRIPTIONS = (".json", ".model", ".jinja", "merges.txt")
 _TEMPLATE_FOLDERS = ("additional_chat_templates/", "chat_templates/")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """A model on this machine.
 
@@ -52,22 +53,23 @@ class Checkpoint:
     def read_spec(self) -> ModelSpec:
         """The model's shapes and constants. Raises CheckpointError."""
         if self.format is CheckpointFormat.GGUF:
-            return spec_from_gguf(self.gguf_file())
+            return spec_from_gguf(self.gguf_file)
         config = self.path / "config.json"
         generation = self.path / "generation_config.json"
         return spec_from_config(
             read_json(config), read_json(generation) if generation.exists() else None, source=str(config)
         )
 
+    @cached_property
     def gguf_file(self) -> GGUFFile:
-        """The open file of a GGUF checkpoint, all shards of it as one. Raises CheckpointError."""
+        """The open file of a GGUF checkpoint, all shards of it as one, for as long as this is kept. CheckpointError."""
         if self.format is not CheckpointFormat.GGUF:
             raise CheckpointError(f"{self.path} is not a GGUF file")
         return open_gguf(self.path)
 
     def gguf_metadata(self) -> Mapping[str, object]:
         """Metadata of a GGUF checkpoint, its vocabulary under ``tokenizer.ggml.*``. Raises CheckpointError."""
-        return self.gguf_file().metadata
+        return self.gguf_file.metadata
 
     def weight_files(self) -> tuple[Path, ...]:
         """Every file that holds weights: the shards in order, or those of the index. Raises CheckpointError."""

@@ -19,7 +19,8 @@ from kernels.cpu.quantised_matrix import PANEL_ROWS
 from models.parameter import Parameter
 from models.places import Places
 
-_CHUNK_ELEMENTS = 1 << 16  # 256 KiB of float32: stays in a core's second-level cache, and allocators keep little
+_CONVERTED_ELEMENTS = 1 << 16  # 256 KiB of float32: stays in a core's second-level cache, and allocators keep little
+_STORED_ELEMENTS = 1 << 20  # of what needs no memory on its way: to hand out a chunk takes a quarter of a millisecond
 
 
 class Chunk(Protocol):
@@ -57,9 +58,10 @@ def place_chunks(chunks: Iterable[Chunk], total: int, places: Places, report: Ca
     report(total, total)  # also where some of it is not needed
 
 
-def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Slices of the first dimension that hold about `_CHUNK_ELEMENTS` each, and begin at whole panels."""
-    step = max(1, _CHUNK_ELEMENTS // math.prod(shape[1:]) // PANEL_ROWS) * PANEL_ROWS
+def row_chunks(shape: tuple[int, ...], *, converted: bool = True) -> Iterator[slice]:
+    """Slices of the first dimension, from whole panels on; ``converted``: they become other values on their way."""
+    elements = _CONVERTED_ELEMENTS if converted else _STORED_ELEMENTS
+    step = max(1, elements // math.prod(shape[1:]) // PANEL_ROWS) * PANEL_ROWS
     for start in range(0, shape[0], step):
         yield slice(start, min(start + step, shape[0]))
 

@@ -52,7 +52,7 @@ def weight_census(checkpoint: Checkpoint, spec: ModelSpec) -> WeightCensus:
     if checkpoint.format is CheckpointFormat.GGUF:
         tensors = [
             StoredTensor(one.name, one.quantization.name, one.shape, one.data.nbytes)
-            for one in checkpoint.gguf_file().tensors.values()
+            for one in checkpoint.gguf_file.tensors.values()
         ]
         return WeightCensus.of(tensors, spec)
     tensors = [
@@ -65,7 +65,7 @@ def weight_census(checkpoint: Checkpoint, spec: ModelSpec) -> WeightCensus:
 
 def _describe_local(checkpoint: Checkpoint) -> Description:
     if checkpoint.format is CheckpointFormat.GGUF:
-        file = checkpoint.gguf_file()
+        file = checkpoint.gguf_file
         spec = spec_from_gguf(file)
         kind = file.metadata.get("tokenizer.ggml.model")
         has_template = "tokenizer.chat_template" in file.metadata

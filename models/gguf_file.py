@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 import os
 import struct
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -245,24 +247,24 @@ class GGUFFile:
 
     def _string_array(self, count: int) -> Callable[[], list[str]]:
         self._require(count * _U64.size, "an array of strings needs")
-        start = position = self._position
         buffer, length_at, last = self._buffer, _U64.unpack_from, self._size - _U64.size
+        position = self._position
+        starts = array("Q")
         for _ in range(count):  # the one long loop of opening a file: 262,144 turns for Gemma 3
             if position > last:
                 raise self._error("is truncated or malformed: an array of strings runs past the end of the file")
+            starts.append(position)
             position += 8 + length_at(buffer, position)[0]
-        self._position = start
-        self._take(position - start)
-        return lambda: self._decode_strings(start, count)
+        self._take(position - self._position)
+        starts.append(position)
+        return lambda: self._decode_strings(starts)
 
-    def _decode_strings(self, position: int, count: int) -> list[str]:
-        buffer, length_at = self._buffer, _U64.unpack_from
-        strings: list[str] = []
-        for _ in range(count):
-            start = position + 8
-            position = start + length_at(buffer, position)[0]
-            try:
-                strings.append(str(buffer[start:position], "utf-8"))
-            except UnicodeDecodeError:
-                self._decode(buffer[start:position])
-        return strings
+    def _decode_strings(self, starts: array[int]) -> list[str]:
+        """What is between the ``starts`` of neighbours, of which a length is the first."""
+        content = bytes(self._buffer[starts[0] : starts[-1]])
+        places = [start - starts[0] for start in starts]
+        texts = [content[start + 8 : end] for start, end in pairwise(places)]
+        try:
+            return [text.decode() for text in texts]
+        except UnicodeDecodeError:
+            return [self._decode(memoryview(text)) for text in texts]  # which tells the text that is none

@@ -82,7 +82,7 @@ def _chunks(tensors: Mapping[str, GGUFTensor], places: Places) -> Iterator[_Chun
                 yield _Chunk(parameter, parameter.view, _vector(tensor, placement), GGMLQuantizationType.F32)
                 continue
             rows, file = _rows(tensor, placement)
-            for part in row_chunks(parameter.shape):
+            for part in row_chunks(parameter.shape, converted=kept is None or not places.keeps_stored):
                 view = parameter.view[part] if kept is None else None
                 yield _Chunk(
                     parameter, view, rows[part], tensor.quantization, file, part.start, kept, places.keeps_stored

@@ -60,7 +60,7 @@ def load_model(
     del parameters  # whoever holds one holds the memory of its floats, also once they are packed
     report = on_progress or (lambda done, total: None)
     if checkpoint.format is CheckpointFormat.GGUF:
-        load_gguf(checkpoint.gguf_file().tensors, places, report)
+        load_gguf(checkpoint.gguf_file.tensors, places, report)
     else:
         load_safetensors(checkpoint.safetensors_files(), places, report, spec.codes)
     places.require_all_filled()
@@ -71,7 +71,7 @@ def stored_forms(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredFor
     """How the checkpoint stores each parameter that it does not store as plain floats, or that a GGUF file stores."""
     names = _names(checkpoint, spec)
     if checkpoint.format is CheckpointFormat.GGUF:
-        stored = {name: StoredForm(one.quantization.name) for name, one in checkpoint.gguf_file().tensors.items()}
+        stored = {name: StoredForm(one.quantization.name) for name, one in checkpoint.gguf_file.tensors.items()}
     elif spec.codes is not None:
         coded = CodedTensors(checkpoint.safetensors_files(), spec.codes)
         stored = {f"{name}.weight": coded.form(name) for name in coded.names}

@@ -33,6 +33,7 @@ from server.flags import (
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
+    from engine.engine_process import EngineProcess
     from server.options import ServeOptions
 
 # subcommands that are commands of their own
@@ -47,14 +48,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in MODULES:
         _become(MODULES[given[0]], given[1:])
     parsed = _parser().parse_args(given)
-    from engine.log_format import LogFormat, set_up_logging
-    from server.observation.current import log_context
+    with _engine_process(parsed) as parsed.engine_process:
+        from engine.log_format import LogFormat, set_up_logging
+        from server.observation.current import log_context
 
-    set_up_logging(LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)), log_context)
-    try:
-        return _run(parsed, began)
-    except KeyboardInterrupt:
-        return 130
+        set_up_logging(LogFormat(getattr(parsed, "log_format", LogFormat.TEXT)), log_context)
+        try:
+            return _run(parsed, began)
+        except KeyboardInterrupt:
+            return 130
+
+
+def _engine_process(parsed: argparse.Namespace) -> contextlib.AbstractContextManager[EngineProcess | None]:
+    """What takes longest to start, before anything else is imported, for the command that is sure to need it."""
+    if parsed.run is not _serve:
+        return contextlib.nullcontext()
+    from engine.engine_process import EngineProcess
+    from server.garbage_collection import wait_until_settled
+
+    wait_until_settled()
+    return EngineProcess()
 
 
 def _open_closed_streams() -> None:
@@ -106,7 +119,7 @@ def _serve(parsed: argparse.Namespace, began: float) -> int:
 
     options = _options(parsed)
     options.validate()
-    return serve(options, began)
+    return serve(options, began, parsed.engine_process)
 
 
 def _options(parsed: argparse.Namespace) -> ServeOptions:

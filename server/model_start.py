@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.client import EngineClient
 from engine.config import Checkpoint, ConfigError, find_adapter, resolve_checkpoint
+from engine.engine_process import EngineProcess
 from engine.messages import EngineReady
 from server.garbage_collection import settle
 from server.options import ModelOptions
@@ -48,16 +49,19 @@ def find_model(options: ModelOptions) -> FoundModel:
 
 
 class ModelStart:
-    """Loads what `find_model` has found, from construction on, in the running loop."""
+    """Loads what `find_model` has found, from construction on, in the running loop.
 
-    def __init__(self, options: ModelOptions, found: FoundModel) -> None:
+    ``process`` is the engine's where it runs already; it becomes the client's.
+    """
+
+    def __init__(self, options: ModelOptions, found: FoundModel, process: EngineProcess | None = None) -> None:
         checkpoint = found.checkpoint
         self.name = options.served_model_name or checkpoint.name
         self._options = options
         self._bar = LoadingBar(options.engine.log_format)
         self._seconds = {"checkpoint": found.seconds}
         config = msgspec.structs.replace(options.engine, model=str(checkpoint.path), adapters=dict(found.adapters))
-        self.client = EngineClient(config, on_progress=self._bar.update)
+        self.client = EngineClient(config, process=process, on_progress=self._bar.update)
         self._starting = asyncio.create_task(self.client.start())
         self._loading = asyncio.create_task(asyncio.to_thread(_load_text, checkpoint, options.chat_template))
 
@@ -110,4 +114,4 @@ class ModelStart:
 def _load_text(checkpoint: Checkpoint, chat_template: str | None) -> TextParts:
     from server.text_parts import load_text_parts
 
-    return load_text_parts(checkpoint, chat_template)
+    return load_text_parts(replace(checkpoint), chat_template)  # a copy: the file that it opens goes with it

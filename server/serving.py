@@ -1,6 +1,6 @@
 """One `octavo serve` from the bound socket to the exit status.
 
-Puts the parts together and owns their order: the engine's process starts first, for it takes longest; tokenizer and
+Puts the parts together and owns their order: the engine's process runs already, for it takes longest; tokenizer and
 HTTP stack load meanwhile; HTTP answers at once, with 503 until the engine serves. On the first signal readiness ends,
 running requests finish, then everything closes; a second signal does not wait for them.
 """
@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.client import EngineClient
+from engine.engine_process import EngineProcess
 from engine.log_format import log_in_background
 from server.http.listener import listen, url
 from server.model_start import FoundModel, ModelStart, find_model
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 DRAIN_POLL_SECONDS = 0.05
 
 
-def serve(options: ServeOptions, began: float) -> int:
+def serve(options: ServeOptions, began: float, process: EngineProcess) -> int:
     """Serve until a signal; the exit status. ``began`` is when the command did, by ``time.monotonic``.
+
+    ``process`` waits to be told what to serve.
 
     Raises ListenError, CheckpointError, TextError or EngineStartError for what keeps it from serving.
     """
@@ -41,7 +44,7 @@ def serve(options: ServeOptions, began: float) -> int:
         model = find_model(options)
         log_in_background()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(options, model, listener, began))
+            return runner.run(_serve(options, model, process, listener, began))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -52,9 +55,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(options: ServeOptions, model: FoundModel, listener: socket.socket, began: float) -> int:
+async def _serve(
+    options: ServeOptions, model: FoundModel, process: EngineProcess, listener: socket.socket, began: float
+) -> int:
     stop = _stop_on_signals()
-    start = ModelStart(options, model)
+    start = ModelStart(options, model, process)
     http: HttpServer | None = None
     state: ServerState | None = None
     observers: list[RequestObserver] = []

@@ -32,6 +32,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
             "engine.histogram",
             "engine.sampling_params",
             "engine.config",
+            "engine.engine_process",
             "engine.inspection",
             "engine.line_writer",
             "engine.log_format",

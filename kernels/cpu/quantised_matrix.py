@@ -94,7 +94,7 @@ class _ProductCall(ctypes.Structure):
 
 
 class QuantisedMatrix:
-    """A matrix [rows, columns] of one kind; starts as zeros and is filled in runs of whole panels of 16 rows."""
+    """A matrix [rows, columns] of one kind, to be filled in runs of whole panels of 16 rows; nothing until then."""
 
     def __init__(
         self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int, arena: HugePageArena | None = None
@@ -104,7 +104,7 @@ class QuantisedMatrix:
             raise ValueError(f"{kind.name} weights cannot have {columns} columns")
         self.kind, self.rows, self.columns = kind, rows, columns
         self.library = library
-        self._panels = (arena or HugePageArena()).take(size).zero_()
+        self._panels = (arena or HugePageArena()).take(size)
         self.description = _Matrix(self._panels.data_ptr(), rows, kind)
 
     @property

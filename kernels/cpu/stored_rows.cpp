@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "code_quad.h"
 #include "half.h"
 
 namespace octavo {
@@ -24,7 +25,7 @@ void read_nibbles(const uint8_t* pairs, uint8_t* codes) {
 
 // And their fifth bits.
 void add_fifths(const uint8_t* bits, uint8_t* codes) {
-  for (int k = 0; k < kGroup; ++k) codes[k] |= static_cast<uint8_t>((bits[k / 8] >> k % 8 & 1) << 4);
+  for (int k = 0; k < kGroup; k += 4) add_quad(codes + k, spread(bits[k / 8] >> k % 8 & 15) << 4);
 }
 
 void read_q8_0(const uint8_t* block, uint8_t* codes, int64_t group, PlainRow& plain) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "affine_fit.h"
+#include "code_quad.h"
 #include "half.h"
 #include "plain_row.h"
 #include "stored_rows.h"
@@ -71,37 +72,38 @@ void take_codes(WeightKind kind, const PublishedCodes& rows, int64_t row, int64_
 
 void place_planes(const uint8_t* row, int64_t groups, int lane, uint8_t* upper, uint8_t* lower) {
   for (int64_t g = 0; g < groups; ++g, row += kGroup, upper += 256, lower += 256) {
-    for (int k = 0; k < kGroup / 2; ++k) {
-      const uint8_t first = row[k], second = row[k + kGroup / 2];
-      const int pair = k / 4 * 64 + lane * 4 + k % 4;
-      upper[pair] = static_cast<uint8_t>(first >> 4 | (second & 0xf0));
-      lower[pair] = static_cast<uint8_t>((first & 15) | second << 4);
+    for (int quad = 0; quad < 4; ++quad) {
+      const uint32_t first = load_quad(row + 4 * quad), second = load_quad(row + 4 * (quad + 4));
+      const int place = quad * 64 + lane * 4;
+      store_quad(upper + place, (first >> 4 & in_each(0x0f)) | (second & in_each(0xf0)));
+      store_quad(lower + place, (first & in_each(0x0f)) | (second & in_each(0x0f)) << 4);
     }
   }
 }
 
-// Adds a bit to those of all codes of a group.
-void place_bit(uint8_t* bits, int quad, int byte, int bit) {
-  bits[quad * 8 + byte / 8] |= static_cast<uint8_t>(bit << byte % 8);
+// Adds a bit of each code of a quad, 0 or 1, to those of the group.
+void add_bits(uint8_t* bits, int place, int lane, uint32_t quad) {
+  bits[place * 8 + lane / 2] |= static_cast<uint8_t>(gathered(quad) << 4 * (lane % 2));
 }
 
 void place_codes(Codes layout, const uint8_t* row, int64_t groups, int lane, uint8_t* codes) {
   for (int64_t g = 0; g < groups; ++g, codes += bytes_of(layout)) {
-    for (int k = 0; k < kGroup; ++k) {
-      const uint8_t code = row[g * kGroup + k];
-      const int quad = k / 4, byte = lane * 4 + k % 4;
+    for (int place = 0; place < kGroup / 4; ++place, row += 4) {
+      const uint32_t quad = load_quad(row);
+      const int byte = lane * 4;
       if (layout == Codes::bytes) {
-        codes[quad * 64 + byte] = code;
+        store_quad(codes + place * 64 + byte, quad);
       } else if (layout == Codes::floats) {
-        codes[quad * 64 + k % 2 * 32 + lane * 2 + k % 4 / 2] = code;
+        uint8_t* even = codes + place * 64 + lane * 2;
+        even[0] = row[0], even[1] = row[2], even[32] = row[1], even[33] = row[3];
       } else if (layout == Codes::pairs || layout == Codes::threes) {
-        codes[quad / 4 * 64 + byte] |= static_cast<uint8_t>((code & 3) << 2 * (quad % 4));
-        if (layout == Codes::threes) place_bit(codes + 128, quad, byte, code >> 2);
+        add_quad(codes + place / 4 * 64 + byte, (quad & in_each(3)) << 2 * (place % 4));
+        if (layout == Codes::threes) add_bits(codes + 128, place, lane, quad >> 2 & in_each(1));
       } else {
-        codes[quad % 4 * 64 + byte] |= static_cast<uint8_t>((code & 15) << (quad < 4 ? 0 : 4));
-        if (layout == Codes::fives) place_bit(codes + 256, quad, byte, code >> 4);
+        add_quad(codes + place % 4 * 64 + byte, (quad & in_each(15)) << (place < 4 ? 0 : 4));
+        if (layout == Codes::fives) add_bits(codes + 256, place, lane, quad >> 4 & in_each(1));
         if (layout == Codes::sixes) {
-          codes[256 + quad / 4 * 64 + byte] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
+          add_quad(codes + 256 + place / 4 * 64 + byte, (quad >> 4 & in_each(3)) << 2 * (place % 4));
         }
       }
     }

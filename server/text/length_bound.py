@@ -17,6 +17,7 @@ from server.text.token_spelling import BYTE_LEVEL_ALPHABET, METASPACE, TokenSpel
 from server.text.vocabulary import Vocabulary
 
 _LOSSLESS: Final = frozenset({"Prepend", "ByteLevel", "Metaspace", "Digits"})
+_MOST_BYTES: Final = 4  # of a character in UTF-8
 _SPACE_SPELLINGS: Final = (({"String": " "}, METASPACE),)
 
 
@@ -33,9 +34,11 @@ def longest_token_bytes(vocabulary: Vocabulary) -> int | None:
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None
-    pieces = filter(None, map(vocabulary.token_text, range(vocabulary.size)))
-    added = (text_bytes(token.content) for token in backend.get_added_tokens_decoder().values())
-    return max(*added, *(len(spelled_bytes(piece, vocabulary.spelling)) for piece in pieces))
+    longest = max((text_bytes(token.content) for token in backend.get_added_tokens_decoder().values()), default=0)
+    for piece in filter(None, map(vocabulary.token_text, range(vocabulary.size))):
+        if len(piece) * _MOST_BYTES > longest:  # else there is no need to spell it, which takes longer than all else
+            longest = max(longest, len(spelled_bytes(piece, vocabulary.spelling)))
+    return longest
 
 
 def _parts(component: Any) -> Iterator[Mapping[str, Any]]:

@@ -37,6 +37,7 @@ def test_a_gguf_file_or_the_only_one_of_a_directory_is_found(default_gguf: Path,
     assert resolve_checkpoint(str(link)) == expected
     assert resolve_checkpoint(str(tmp_path)) == expected
     assert expected.gguf_metadata()["general.architecture"] == "gemma3"
+    assert expected.gguf_file is expected.gguf_file  # its header, a vocabulary and all, is walked through once
     (tmp_path / "other.gguf").symlink_to(default_gguf)
     assert refusal(str(tmp_path)) == (f"{tmp_path} holds 2 GGUF models, name one of them: other.gguf, some-model.gguf")
 

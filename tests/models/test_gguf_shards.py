@@ -35,7 +35,7 @@ def test_any_shard_or_the_directory_opens_the_whole_model(shards: Path) -> None:
     for named in (shards, *(shards / name for name in SHARDS)):
         assert resolve_checkpoint(str(named)) == expected
     assert expected.weight_files() == tuple(shards / name for name in SHARDS)
-    file = expected.gguf_file()
+    file = expected.gguf_file
     assert file.metadata["general.architecture"] == "llama"
     assert list(file.tensors) == [f"t{number}" for number in range(6)]
     for number, tensor in enumerate(file.tensors.values()):
@@ -53,19 +53,19 @@ def test_a_missing_shard_is_named(shards: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"lacks {SHARDS[1]} of the 3 shards of tiny"):
         resolve_checkpoint(str(shards))
     with pytest.raises(CheckpointError, match=SHARDS[1]):
-        checkpoint.gguf_file()
+        checkpoint.gguf_metadata()
 
 
 def test_a_shard_under_another_name_is_not_taken_for_the_model(shards: Path) -> None:
     path = shutil.copy(shards / SHARDS[1], shards / "model.gguf")
     with pytest.raises(CheckpointError, match=r"model\.gguf is shard 2 of 3 .* end in -00001-of-00003\.gguf"):
-        resolve_checkpoint(str(path)).gguf_file()
+        resolve_checkpoint(str(path)).gguf_metadata()
 
 
 def test_a_shard_that_is_another_one_than_its_name_says_is_refused(shards: Path) -> None:
     shutil.copy(shards / SHARDS[0], shards / SHARDS[2])
     with pytest.raises(CheckpointError, match=rf"{SHARDS[2]}: split\.no is 0 and should be 2, by the file's name"):
-        resolve_checkpoint(str(shards)).gguf_file()
+        resolve_checkpoint(str(shards)).gguf_metadata()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_shards_that_do_not_belong_together_are_refused(
         writer.write_tensors_to_file()
         writer.close()
     with pytest.raises(CheckpointError, match=problem):
-        resolve_checkpoint(str(tmp_path)).gguf_file()
+        resolve_checkpoint(str(tmp_path)).gguf_metadata()
 
 
 @pytest.mark.parametrize(

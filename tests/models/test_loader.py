@@ -285,7 +285,7 @@ def test_weights_are_the_same_in_chunks_of_any_size(
     tiny_gemma3_dir: Path, monkeypatch: pytest.MonkeyPatch, chunk_elements: int
 ) -> None:
     expected = values(load(tiny_gemma3_dir))
-    monkeypatch.setattr("models.chunks._CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr("models.chunks._CONVERTED_ELEMENTS", chunk_elements)
     ours = values(load(tiny_gemma3_dir))
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 

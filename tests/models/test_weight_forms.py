@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from gguf.constants import GGMLQuantizationType
 
 from kernels.cpu.backend import NativeBackend
 from kernels.cpu.library import NativeLibrary
-from kernels.cpu.quantised_matrix import NativeKernels, WeightKind
+from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix, WeightKind
 from models.checkpoint import resolve_checkpoint
 from models.decoder import Decoder
 from models.loader import load_model
@@ -92,6 +93,28 @@ def test_weights_that_are_kept_never_take_the_memory_of_floats(
     assert taken == []
     load(tiny_llama_dir, library, None)
     assert len(taken) > 0
+
+
+@pytest.mark.slow
+def test_stored_weights_are_the_same_in_chunks_of_any_size(
+    library: NativeLibrary, default_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[dict[str, QuantisedMatrix]] = []
+    keep = WeightForms.keep
+
+    def noted_keep(*arguments: Any) -> Any:
+        loads.append(keep(*arguments))
+        return loads[-1]
+
+    monkeypatch.setattr(WeightForms, "keep", noted_keep)
+    for elements in (1, 1 << 40):  # panels of 16 rows, and whole tensors
+        monkeypatch.setattr("models.chunks._STORED_ELEMENTS", elements)
+        load(default_gguf, library, Quantization.STORED)
+    panels, wholes = loads
+    assert len(panels) == len(wholes) > 100
+    for name, matrix in wholes.items():
+        rows = torch.arange(0, matrix.rows, 1 + matrix.rows // 1000)
+        assert torch.equal(panels[name].unpack(rows), matrix.unpack(rows)), name
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ class Server:
             cwd=ROOT,
             env=environment,
             stderr=subprocess.PIPE,
+            start_new_session=True,
             text=True,
         )
         self.errors = ""
@@ -152,14 +154,22 @@ def test_a_server_whose_engine_dies_again_and_again_says_so_and_ends_with_status
     assert "Traceback" not in server.errors
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_a_signal_while_the_model_loads_ends_it(servers, tiny_llama_dir: Path) -> None:
     server = start(servers, tiny_llama_dir)
     assert server.process.poll() is None
     time_limit = time.monotonic() + PATIENCE
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    while not children.read_text().split():
+    while not catches(server.process.pid, signal.SIGTERM):
         assert time.monotonic() < time_limit
         assert server.process.poll() is None
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    assert children.read_text().split()  # the engine, which loads
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
     assert "Traceback" not in server.errors
@@ -177,3 +187,21 @@ def test_a_model_that_cannot_be_loaded_is_one_sentence(servers, tiny_llama_dir: 
     [line] = server.errors.splitlines()
     assert line.startswith("octavo: ")
     assert "odd" in line.lower()
+
+
+@pytest.mark.parametrize("flags", [("--max-model-len", "-1"), ("--port", "{port}")])
+def test_a_start_that_is_refused_leaves_no_process(servers, tiny_llama_dir: Path, flags: tuple[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        name, value = flags
+        server = start(servers, tiny_llama_dir, name, value.format(port=taken.getsockname()[1]))
+        assert server.end() == 1
+    [line] = server.errors.splitlines()
+    assert name.removeprefix("--") in line
+    assert not [process for process in Path("/proc").glob("[0-9]*/stat") if session_of(process) == server.process.pid]
+
+
+def session_of(stat: Path) -> int | None:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[3])
+    except OSError:
+        return None
