@@ -34,6 +34,7 @@ PLAIN = (
     "weight_layout.cpp",
 )
 PER_VARIANT = ("dense_kernel.cpp", "tile_kernel.cpp", "product_kernel.cpp", "row_kernel.cpp", "sampling_kernel.cpp")
+OF_CODES = "product_kernel.cpp"
 TABLES = ("dense", "kernels", "products", "rows", "sampling")  # of functions, one each of a variant
 OF_TILES = "amx_product.cpp"  # compiled for the vectors beside AMX, where the assembler knows its instructions
 HEADERS = (
@@ -86,7 +87,15 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     FLAGS.append("-DOCTAVO_X86")
     VARIANTS["avx2"] = ["-mavx2", "-mfma", "-mf16c"]
     VARIANTS["avx512"] = [*VARIANTS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512"], "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"]
+    VARIANTS["avx512_vnni"] = [*VARIANTS["avx512"], "-mavx512vnni"]
+    VARIANTS["avx512_bf16"] = [*VARIANTS["avx512_vnni"], "-mavx512bf16", "-mavx512vbmi"]
+
+
+def sources_of(variant: str) -> tuple[str, ...]:
+    """Those of `PER_VARIANT` that are compiled for the instruction set: products of codes gain by VNNI, all else not."""
+    if variant == "avx512_vnni":
+        return (OF_CODES,)
+    return tuple(one for one in PER_VARIANT if one != OF_CODES or variant != "avx512_bf16")
 
 
 class BuildNativeLibrary(build_ext):
@@ -102,7 +111,7 @@ class BuildNativeLibrary(build_ext):
         jobs: list[tuple[str, str, list[str]]] = []
         for variant, flags in VARIANTS.items():
             names = [f"-DOCTAVO_{table.upper()}={table}_{variant}" for table in TABLES]
-            jobs += [(source, variant, [*names, *flags]) for source in PER_VARIANT]
+            jobs += [(source, variant, [*names, *flags]) for source in sources_of(variant)]
         if has_tiles:
             jobs.append((OF_TILES, "amx", VARIANTS["avx512_bf16"]))
         jobs += [(source, "dispatch", define) for source in PLAIN]  # the short ones last

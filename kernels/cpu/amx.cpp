@@ -52,7 +52,7 @@ TileSupport find_support() {
 void multiply_panel(const QuantisedMatrix& matrix, int64_t index, const QuantisedRows& rows, int64_t first, int64_t last,
                     float* output, int64_t output_stride) {
   const bool is_for_tiles = last - first > kTileRows && traits_of(matrix.kind).codes != Codes::floats;
-  const auto multiply = is_for_tiles ? multiply_panel_by_tiles : products_avx512_bf16.multiply_panel;
+  const auto multiply = is_for_tiles ? multiply_panel_by_tiles : products_avx512_vnni.multiply_panel;
   multiply(matrix, index, rows, first, last, output, output_stride);
 }
 
@@ -82,9 +82,9 @@ bool agrees(WeightKind kind) {
                          &matrix,      kRows,    kColumns,       nullptr,        0};
   RowScratch memory;
   const QuantisedRows rows = memory.reserve(kRows, kColumns);
-  for (int64_t row = 0; row < kRows; ++row) products_avx512_bf16.quantise_row(call, row, rows, scratch.data());
+  for (int64_t row = 0; row < kRows; ++row) products_avx512_vnni.quantise_row(call, row, rows, scratch.data());
   for (auto& output : outputs) output.resize(kRows * kPanelRows);
-  products_avx512_bf16.multiply_panel(matrix, 0, rows, 0, kRows, outputs[0].data(), kPanelRows);
+  products_avx512_vnni.multiply_panel(matrix, 0, rows, 0, kRows, outputs[0].data(), kPanelRows);
   multiply_panel_by_tiles(matrix, 0, rows, 0, kRows, outputs[1].data(), kPanelRows);
   return memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)) == 0;
 }
@@ -102,9 +102,9 @@ TileSupport tile_support() {
   return support;
 }
 
-extern const ProductTable products_amx = {products_avx512_bf16.quantise_row, multiply_panel,
-                                          products_avx512_bf16.may_reach, products_avx512_bf16.unpack_row,
-                                          products_avx512_bf16.most_sieved};
+extern const ProductTable products_amx = {products_avx512_vnni.quantise_row, multiply_panel,
+                                          products_avx512_vnni.may_reach, products_avx512_vnni.unpack_row,
+                                          products_avx512_vnni.most_sieved};
 
 #else
 

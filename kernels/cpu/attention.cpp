@@ -167,6 +167,7 @@ const KernelTable& kernels_of(int variant) {
 #ifdef OCTAVO_X86
       &kernels_avx2,
       &kernels_avx512,
+      nullptr,  // see vector_variant
       &kernels_avx512_bf16,
 #endif
   };

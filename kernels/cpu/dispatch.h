@@ -18,12 +18,15 @@ enum Variant : int {
   kPortable = 0,
   kAvx2 = 1,
   kAvx512 = 2,
-  kAvx512Bf16 = 3,  // and VNNI and VBMI
-  kAmx = 4,         // products with quantised weights alone: see vector_variant
+  kAvx512Vnni = 3,  // products with quantised weights alone: see vector_variant
+  kAvx512Bf16 = 4,  // and VBMI; such products are those of the one before
+  kAmx = 5,         // such products alone, once more
 };
 
-// The build that a variant takes for all that is no such product.
-constexpr int vector_variant(int variant) { return variant == kAmx ? kAvx512Bf16 : variant; }
+// The build that a variant takes for all that is no product with quantised weights.
+constexpr int vector_variant(int variant) {
+  return variant == kAmx ? kAvx512Bf16 : variant == kAvx512Vnni ? kAvx512 : variant;
+}
 
 // Whether this machine can run `variant`.
 inline bool supported(int variant) {
@@ -34,8 +37,10 @@ inline bool supported(int variant) {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (variant == kAvx512) return avx512;
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-                           __builtin_cpu_supports("avx512vbmi");
+  const bool avx512_vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+  if (variant == kAvx512Vnni) return avx512_vnni;
+  const bool avx512_bf16 =
+      avx512_vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   if (variant == kAvx512Bf16) return avx512_bf16;
   if (variant == kAmx) return avx512_bf16 && tile_support() == TileSupport::works;
 #endif

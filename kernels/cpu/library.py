@@ -31,8 +31,9 @@ class Variant(enum.IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
-    AVX512_BF16 = 3
-    AMX = 4  # beside what AVX512_BF16 has
+    AVX512_VNNI = 3  # products with quantised weights; all else is AVX512's
+    AVX512_BF16 = 4
+    AMX = 5  # such products once more; all else is AVX512_BF16's
 
     @property
     def has_bf16(self) -> bool:

@@ -19,7 +19,8 @@ const ProductTable* const* product_variants() {
 #ifdef OCTAVO_X86
       &products_avx2,
       &products_avx512,
-      &products_avx512_bf16,
+      &products_avx512_vnni,
+      &products_avx512_vnni,
 #endif
 #ifdef OCTAVO_AMX
       &products_amx,

@@ -108,7 +108,7 @@ extern const ProductTable products_portable;
 #ifdef OCTAVO_X86
 extern const ProductTable products_avx2;
 extern const ProductTable products_avx512;
-extern const ProductTable products_avx512_bf16;
+extern const ProductTable products_avx512_vnni;
 #endif
 
 }  // namespace octavo

@@ -17,6 +17,7 @@ const RowTable& rows_of(int variant) {
 #ifdef OCTAVO_X86
       &rows_avx2,
       &rows_avx512,
+      nullptr,  // see vector_variant
       &rows_avx512_bf16,
 #endif
   };

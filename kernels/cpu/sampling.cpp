@@ -27,6 +27,7 @@ const SamplingTable& sampling_of(int variant) {
 #ifdef OCTAVO_X86
       &sampling_avx2,
       &sampling_avx512,
+      nullptr,  // see vector_variant
       &sampling_avx512_bf16,
 #endif
   };

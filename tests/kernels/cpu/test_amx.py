@@ -26,7 +26,8 @@ BEYOND_ONE_TILE = 9  # rows
 FLAGS: dict[Variant, list[str]] = {Variant.PORTABLE: []}
 FLAGS[Variant.AVX2] = ["-mavx2", "-mfma", "-mf16c"]
 FLAGS[Variant.AVX512] = [*FLAGS[Variant.AVX2], "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-FLAGS[Variant.AVX512_BF16] = [*FLAGS[Variant.AVX512], "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi"]
+FLAGS[Variant.AVX512_VNNI] = [*FLAGS[Variant.AVX512], "-mavx512vnni"]
+FLAGS[Variant.AVX512_BF16] = [*FLAGS[Variant.AVX512_VNNI], "-mavx512bf16", "-mavx512vbmi"]
 
 pytestmark = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="AMX is of x86")
 

@@ -27,7 +27,7 @@ void multiply_panel_by_tiles(const QuantisedMatrix& matrix, int64_t index, const
   multiply_panel_by<ModelTiles>(matrix, index, rows, first, last, output, output_stride);
 }
 
-extern const ProductTable products_avx512_bf16 = {quantise_row, multiply_panel_by_vectors, nullptr, nullptr};
+extern const ProductTable products_avx512_vnni = {quantise_row, multiply_panel_by_vectors, nullptr, nullptr};
 
 }  // namespace octavo
 
