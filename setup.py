@@ -92,7 +92,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 
 
 def sources_of(variant: str) -> tuple[str, ...]:
-    """Those of `PER_VARIANT` that are compiled for the instruction set: products of codes gain by VNNI, all else not."""
+    """Those of `PER_VARIANT` that are compiled for the instruction set. VNNI is for products of codes alone."""
     if variant == "avx512_vnni":
         return (OF_CODES,)
     return tuple(one for one in PER_VARIANT if one != OF_CODES or variant != "avx512_bf16")
