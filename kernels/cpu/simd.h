@@ -138,8 +138,16 @@ inline vint load_widened(const void* p) {
 // What a quantised element reads as, times this, is its code: a power of two, so that no rounding depends on it.
 template <class Element>
 constexpr float kCodeUnit = 1.0f;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Read as the fields of a float, whose exponent is biased by 127, an e4m3 is 120 powers of two too small. Multiplying
+// each by them takes as long as what it is read for, and scales have no room for all of them: queries take some.
+constexpr float kQueryUnit = 0x1p30f;
+template <>
+constexpr float kCodeUnit<f8> = 0x1p120f / kQueryUnit;
+#else
 template <>
 constexpr float kCodeUnit<f8> = 256.0f;
+#endif
 
 inline vfloat load(const i8* p) {
 #if defined(__AVX512F__)
@@ -152,21 +160,19 @@ inline vfloat load(const i8* p) {
 }
 
 // Codes / 256: read as the fields of a half, whose exponent is biased by 15, an e4m3 is 8 powers of two too small. No
-// NaN, since quantising makes none.
+// NaN, since quantising makes none. AVX2 reads them by load_part (float_row.h).
+#if !defined(__AVX2__) || defined(__AVX512F__)
 inline vfloat load(const f8* p) {
 #if defined(__AVX512F__)
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbfff))));
-#elif defined(__AVX2__)
-  const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  const __m256i fields = _mm256_and_si256(_mm256_slli_epi32(wide, 20), _mm256_set1_epi32(-0x78100000));
-  return reinterpret_cast<vfloat>(fields) * 0x1p112f;  // of a float, whose exponent is biased by 127
 #else
   const vint wide = load_widened(p);
   const vfloat magnitude = as_float((wide & 0x7f) << 20) * 0x1p112f;
   return as_float(as_int(magnitude) | (wide & INT32_MIN));
 #endif
 }
+#endif
 
 inline void store(float* p, vfloat x) { memcpy(p, &x, sizeof x); }
 
@@ -274,6 +280,13 @@ inline auto max_lanes(Vector x) {
 #if defined(__AVX512F__)
 inline float max_lanes(vfloat x) { return _mm512_reduce_max_ps(x); }
 inline int32_t max_lanes(vint x) { return _mm512_reduce_max_epi32(reinterpret_cast<__m512i>(x)); }
+#elif defined(__AVX2__)
+inline int32_t max_lanes(vint x) {
+  const __m256i all = reinterpret_cast<__m256i>(x);
+  __m128i best = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  best = _mm_max_epi32(best, _mm_shuffle_epi32(best, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(best, _mm_shuffle_epi32(best, 0xb1)));
+}
 #endif
 
 // e^x to about 1e-7 relative for x <= 88; exactly 1 at 0 and exactly 0 below -87 (also at -infinity).

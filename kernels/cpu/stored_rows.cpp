@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "code_quad.h"
+#include "code_word.h"
 #include "half.h"
 
 namespace octavo {

@@ -53,26 +53,35 @@ inline vfloat in_register(vfloat x) {
 }
 
 // Asks for rows that follow each other line by line, which memory and its prefetchers like best.
-template <class Page>
+template <class Page, bool fetches>
 class LinesAhead {
  public:
-  // From the element on that is `element` elements behind the beginning of the first row.
+  // From the element on that is `element` elements behind the beginning of the first row. No rows unless it fetches.
   LinesAhead(const Page* const* rows, int num_rows, int dim, int element)
       : row_(rows + element / dim), end_(rows + num_rows), column_(element % dim), dim_(dim) {}
 
-  void fetch(int lines) {
-    for (; lines > 0 && row_ < end_; --lines) {
-      __builtin_prefetch(*row_ + column_, 0, 2);
-      column_ += kLine;
-      if (column_ < dim_) continue;
-      column_ = 0;
-      ++row_;
+  // The share of a step that reads so many elements after as many others as are given: evenly, as lines are needed.
+  void fetch_share(int elements_before, int elements) {
+    if (!fetches) return;
+    if (elements >= kLine) {
+      for (int i = 0; i < elements / kLine; ++i) fetch();
+    } else if (elements_before % kLine == 0) {
+      fetch();
     }
   }
 
+ private:
   static constexpr int kLine = 64 / static_cast<int>(sizeof(Page));  // elements
 
- private:
+  void fetch() {
+    if (row_ >= end_) return;
+    __builtin_prefetch(*row_ + column_, 0, 2);
+    column_ += kLine;
+    if (column_ < dim_) return;
+    column_ = 0;
+    ++row_;
+  }
+
   const Page* const* row_;
   const Page* const* end_;
   int column_;
@@ -83,7 +92,6 @@ template <class Key, int kRows, bool fetches, class Page>
 [[gnu::noinline]] void score_keys(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
                                   float* scores) {
   constexpr int kKeys = kKeysAtOnce<kRows>, kStep = kParts * kLanes;
-  constexpr int kFetched = kKeys * kStep / LinesAhead<Page>::kLine;  // lines a step
   vfloat sums[kRows][kKeyBlock];
 #pragma GCC unroll 2
   for (int first = 0; first < kKeyBlock; first += kKeys) {
@@ -93,9 +101,9 @@ template <class Key, int kRows, bool fetches, class Page>
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) part[row][k] = vfloat{};
     }
-    LinesAhead<Page> ahead(upcoming + first, kKeys, dim, 0);
+    LinesAhead<Page, fetches> ahead(upcoming + first, kKeys, dim, 0);
     for (int i = 0; i < dim; i += kStep) {
-      if (fetches && (kFetched > 0 || i % LinesAhead<Page>::kLine == 0)) ahead.fetch(kFetched > 0 ? kFetched : 1);
+      ahead.fetch_share(kKeys * i, kKeys * kStep);
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) {
         vfloat key[kKeys];
@@ -125,6 +133,11 @@ inline void score_block(const float* query, const Key* const* keys, const Page* 
   score(query, keys, upcoming, dim, scores);
 }
 
+// Whether each block of a few columns of values asks for its own share of lines. Of wider elements a block has half a line
+// or more: there the one that begins a line asks for all of it, and the others are spared the counting.
+template <class Page>
+constexpr bool kFetchesEvenly = sizeof(Page) == 1;
+
 // Vectors kFirst .. kFirst + kVectors - 1 of those from `column` on.
 template <class Page, int kRows, int kVectors, int kFirst, bool fetches>
 [[gnu::noinline]] void value_block(const float* weights, const float* corrections, const Page* const* values,
@@ -136,11 +149,10 @@ template <class Page, int kRows, int kVectors, int kFirst, bool fetches>
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(own + row * dim + v * kLanes) * corrections[row];
   }
-  constexpr int kLine = LinesAhead<Page>::kLine, kFetched = (kVectors * kLanes + kLine - 1) / kLine;
-  LinesAhead<Page> ahead(upcoming, kTileKeys, dim, (column + kFirst * kLanes) * kTileKeys);
+  LinesAhead<Page, fetches> ahead(upcoming, kTileKeys, dim, (column + kFirst * kLanes) * kTileKeys);
   for (int key = begin; key < end; ++key) {
     const Page* p = values[key] + column;
-    if (fetches) ahead.fetch(kFetched);
+    ahead.fetch_share(kFetchesEvenly<Page> ? kVectors * kLanes * key : 0, kVectors * kLanes);
     vfloat value[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -166,9 +178,9 @@ template <class Page, int kRows, int kVectors, int kFirst = 0>
 inline void value_blocks(const float* weights, const float* corrections, const Page* const* values,
                          const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
   constexpr int kLeft = kVectors - kFirst, kCount = kLeft < kVectorsAtOnce<kRows> ? kLeft : kVectorsAtOnce<kRows>;
-  constexpr bool kBeginsLine = kFirst * kLanes * sizeof(Page) % 64 == 0;
-  const auto weigh = kBeginsLine && upcoming != nullptr ? value_block<Page, kRows, kCount, kFirst, kBeginsLine>
-                                                        : value_block<Page, kRows, kCount, kFirst, false>;
+  constexpr bool kFetches = kFetchesEvenly<Page> || kFirst * kLanes * sizeof(Page) % 64 == 0;
+  const auto weigh = kFetches && upcoming != nullptr ? value_block<Page, kRows, kCount, kFirst, kFetches>
+                                                     : value_block<Page, kRows, kCount, kFirst, false>;
   weigh(weights, corrections, values, upcoming, begin, end, column, weighted, dim);
   if constexpr (kCount < kLeft) {
     value_blocks<Page, kRows, kVectors, kFirst + kCount>(weights, corrections, values, upcoming, begin, end, column,

@@ -3,7 +3,7 @@
 // A unit is a run of query rows of one sequence under one KV head, times the query heads of that KV head: its pairs.
 // The kernel walks the unit's keys in tiles of 64 positions. Keys and values are read where they lie in their pages;
 // tiles of narrower pages that many pairs share are first widened to float32 scratch, unless numbers are multiplied as
-// bfloat16 (tile_bf16.h) or as bytes (tile_codes.h). The scales of quantised pages are multiplied into scores and weights,
+// bfloat16 (tile_bf16.h) or as codes (tile_codes.h). The scales of quantised pages are multiplied into scores and weights,
 // never into rows. Knows nothing of threads or of other units.
 #include <cmath>
 
@@ -164,8 +164,6 @@ void fold(State total, State next, int pairs, int dim) {
   }
 }
 
-inline bool is_spread(const AttendCall& call) { return kSpreadsBf16 && call.pages_dtype == DType::bfloat16; }
-
 // Where the query of a pair begins in the call.
 template <class Element>
 const Element* query_row(const AttendCall& call, const Unit& unit, int pair) {
@@ -189,7 +187,10 @@ void load_query(const AttendCall& call, const Unit& unit, const Scratch& s) {
     case DType::float16: widen_query<f16>(call, unit, s); break;
     default: return;  // queries are never quantised
   }
-  if (is_spread(call)) spread_row(s.query, static_cast<int64_t>(unit.num_rows) * call.group() * call.padded_dim());
+  if (spreads(call.pages_dtype)) {
+    const int64_t count = static_cast<int64_t>(unit.num_rows) * call.group() * call.padded_dim();
+    spread_row(s.query, count, unit_of(call.pages_dtype));
+  }
 }
 
 // What the weighted values of a pair are divided by: all weights, and that of its head's sink. The latter may be
@@ -213,7 +214,7 @@ void store_output(const AttendCall& call, const Unit& unit, State total) {
       // Adding 0 turns -0 into +0: whether an underflowed sum kept its sign may depend on how many masked keys
       // followed.
       for (int i = 0; i < dim; i += kLanes) store(weighted + i, load(weighted + i) / all + 0.0f);
-      if (is_spread(call)) gather_row(weighted, dim);
+      if (spreads(call.pages_dtype)) gather_row(weighted, dim, unit_of(call.pages_dtype));
       narrow_row(weighted, target + static_cast<int64_t>(head) * call.head_dim, call.head_dim);
     }
   }

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "affine_fit.h"
-#include "code_quad.h"
+#include "code_word.h"
 #include "half.h"
 #include "plain_row.h"
 #include "stored_rows.h"

@@ -37,11 +37,14 @@ class PagedBatch:
 
         The first is exact for the query as it is rounded then; elsewhere as `expected`, with no allowance.
         """
-        if not isinstance(backend, NativeBackend) or not backend.library.variant.has_bf16:
+        if not isinstance(backend, NativeBackend):
             return self.expected(**options), torch.zeros(())
-        head_dim, pages_dtype = self.query.shape[2], self.pages.key.dtype
-        if pages_dtype == torch.int8 and head_dim % 64 == 0 and head_dim <= 512:
+        variant, head_dim, pages_dtype = backend.library.variant, self.query.shape[2], self.pages.key.dtype
+        has_codes = pages_dtype == torch.int8 and head_dim % 64 == 0 and head_dim <= 512
+        if has_codes and (variant.has_bf16 or variant == Variant.AVX2):
             return self._expected_of_bytes(**options)
+        if not variant.has_bf16:
+            return self.expected(**options), torch.zeros(())
         if pages_dtype == torch.float8_e4m3fn and head_dim % 64 == 0:
             return self._expected_of_bfloat16(**options)
         if pages_dtype == torch.bfloat16 and head_dim % 32 == 0:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention import KVPages
+from kernels.attention import AttentionMetadata, KVPages
 
 INT8 = {
     "key": torch.zeros(5, 1, 16, 64, dtype=torch.int8),
@@ -80,6 +80,64 @@ def test_products_of_bytes_are_nearly_exact(native, batch_of, head_dim):
     """Queries and weights have 16 bits: with 8 the error is a hundred times as large."""
     batch = batch_of([(1, 700), (20, 300)], head_dim=head_dim, pages_dtype=torch.int8)
     assert (batch.attend(native).double() - batch.expected()).abs().mean() < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [64, 512])
+@pytest.mark.parametrize("code", [127, -127])
+def test_sums_of_the_largest_codes_fit(native_each_variant, batch_of, head_dim, code):
+    """All products of a key, and of a column of values, are as large as they can be, and of one sign."""
+    batch = batch_of([(1, 64), (20, 130)], head_dim=head_dim, pages_dtype=torch.int8)
+    batch.query.fill_(3.0 if code > 0 else -3.0)
+    batch.pages.key.fill_(127)
+    batch.pages.value.fill_(code)
+    batch.pages.key_scales.fill_(0.01)
+    batch.pages.value_scales.fill_(0.01)
+    output = batch.attend(native_each_variant)
+    assert_close(output, torch.full_like(output, code * 0.01).double(), allowed=1e-4)
+
+
+def all_codes(scale: float) -> tuple[torch.Tensor, KVPages]:
+    """Every number that e4m3 has, times ``scale``, and a page whose slot 0 has them as key and value, slot 1 zeros."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[[127, 255]] = 0  # no numbers
+    page = torch.zeros(1, 1, 16, 256, dtype=torch.uint8)
+    page[0, 0, 0] = codes
+    page = page.view(torch.float8_e4m3fn)
+    scales = torch.full((1, 1, 16), scale)
+    return codes.view(torch.float8_e4m3fn).double() * scale, KVPages(page, page.clone(), scales, scales.clone())
+
+
+def layout(num_seqs: int, seq_len: int) -> AttentionMetadata:
+    """One query row a sequence, over page 0."""
+    return AttentionMetadata(
+        query_start_loc=torch.arange(num_seqs + 1, dtype=torch.int32),
+        seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32),
+        block_table=torch.zeros((num_seqs, 1), dtype=torch.int32),
+        slot_mapping=torch.full((num_seqs,), -1),
+        max_query_len=1,
+        max_seq_len=seq_len,
+    )
+
+
+@pytest.mark.parametrize("num_q_heads", [1, 4, 16])
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**-9, 2.0**30])
+def test_every_code_of_fp8_is_read_as_a_value(native_each_variant, num_q_heads, scale):
+    numbers, pages = all_codes(scale)
+    output = native_each_variant.attend(torch.ones(1, num_q_heads, 256), pages, layout(1, 1), scale=1.0)
+    assert torch.equal(output[0].double(), numbers.expand(num_q_heads, -1))
+
+
+@pytest.mark.parametrize("num_q_heads", [1, 4, 256])
+def test_every_code_of_fp8_is_read_as_a_key(native_each_variant, num_q_heads):
+    """A query that has a single element weighs slot 0 by the sigmoid of that element of its key."""
+    numbers, pages = all_codes(2.0**-6)
+    pages.value.zero_()
+    pages.value[0, 0, 0] = 1.0
+    query = torch.eye(256).reshape(256 // num_q_heads, num_q_heads, 256)
+    output = native_each_variant.attend(query, pages, layout(len(query), 2), scale=1.0)
+    expected = numbers.sigmoid() * 2.0**-6
+    rounding = 2**-8 if native_each_variant.library.variant.has_bf16 else 1e-6  # of weights to bfloat16
+    assert ((output.reshape(256, 256).double() - expected[:, None]).abs() <= expected[:, None] * rounding).all()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
