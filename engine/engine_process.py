@@ -7,6 +7,7 @@ what it is to serve. Invariant: as a context manager it leaves no process behind
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,13 +24,18 @@ class EngineProcess:
         self.connection, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent)
         search_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search_path},
-            )
+        # Control-C is for the parent alone. The process ignores it once it can, and until then does not get it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": search_path},
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def __enter__(self) -> EngineProcess:
         return self

@@ -51,6 +51,7 @@ def main() -> int:
     # The API process decides when to stop, also where a signal goes to the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see EngineProcess
     _die_with_parent()
     _calm_openmp()
     gc.disable()  # what a start makes it keeps

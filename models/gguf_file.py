@@ -261,10 +261,8 @@ class GGUFFile:
 
     def _decode_strings(self, starts: array[int]) -> list[str]:
         """What is between the ``starts`` of neighbours, of which a length is the first."""
-        content = bytes(self._buffer[starts[0] : starts[-1]])
-        places = [start - starts[0] for start in starts]
-        texts = [content[start + 8 : end] for start, end in pairwise(places)]
+        buffer = self._buffer
         try:
-            return [text.decode() for text in texts]
+            return [str(buffer[start + 8 : end], "utf-8") for start, end in pairwise(starts)]
         except UnicodeDecodeError:
-            return [self._decode(memoryview(text)) for text in texts]  # which tells the text that is none
+            return [self._decode(buffer[start + 8 : end]) for start, end in pairwise(starts)]  # tells which is none

@@ -140,8 +140,9 @@ template <class Element>
 constexpr float kCodeUnit = 1.0f;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 // Read as the fields of a float, whose exponent is biased by 127, an e4m3 is 120 powers of two too small. Multiplying
-// each by them takes as long as what it is read for, and scales have no room for all of them: queries take some.
-constexpr float kQueryUnit = 0x1p30f;
+// each by them takes as long as what it is read for, and neither scales nor queries have room for all of them: each take
+// half. So scales and elements of queries have to be below 2^67.
+constexpr float kQueryUnit = 0x1p60f;
 template <>
 constexpr float kCodeUnit<f8> = 0x1p120f / kQueryUnit;
 #else

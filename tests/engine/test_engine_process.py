@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,11 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def has_ended(pid: int) -> bool:
+    """Whether all that is left is for its parent to see how it ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_it_ends_with_its_context_also_where_nobody_spoke_to_it() -> None:
     with EngineProcess() as process:
         pid = process.pid
@@ -32,6 +38,21 @@ def test_it_ends_with_its_context_also_where_nobody_spoke_to_it() -> None:
     assert not is_running(pid)
     assert process.pid is None
     assert process.connection.fileno() == -1
+
+
+def test_control_c_is_for_its_parent_alone_from_the_first_moment_on() -> None:
+    with EngineProcess() as process:
+        assert process.pid is not None
+        for _ in range(100):  # more than two seconds, in which it imports
+            os.kill(process.pid, signal.SIGINT)
+            time.sleep(0.025)
+        assert not has_ended(process.pid)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("SigBlk", "SigIgn")))
+    bit = 1 << (signal.SIGINT - 1)
+    assert int(masks["SigIgn"], 16) & bit
+    assert not int(masks["SigBlk"], 16) & bit
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_it_ends_when_its_parent_is_killed() -> None:
