@@ -100,6 +100,14 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: list[Any] = [compute]
         self._is_whole = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own way for a mode to say that no compiler has to be kept from it: nothing is compiled here.
+
+        Else the first operation in it imports the compiler: seconds of a user's first request, and 150 MB.
+        """
+        return False
+
     def record(
         self, library: NativeLibrary, x: torch.Tensor, rotations: Rotations, layers: Sequence[PagedLayer]
     ) -> torch.Tensor:

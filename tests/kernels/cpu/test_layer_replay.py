@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from kernels.cpu.layer_replay import MAX_TOKENS
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import Prologue, QuantisedMatrix, QuantisedProduct, WeightKind
 
+ROOT = Path(__file__).parents[3]
 HIDDEN, HEADS, DIM, BLOCK, NUM_LAYERS, NUM_PAGES = 64, 2, 32, 16, 2, 40
 Rotations = Sequence[tuple[torch.Tensor, torch.Tensor]]
 After = Callable[[torch.Tensor], torch.Tensor]
@@ -149,3 +153,14 @@ def test_a_replay_refuses_what_a_call_refuses(backend: NativeBackend) -> None:
     run.table[:] = NUM_PAGES
     with pytest.raises(ValueError, match="slot_mapping"):
         run.step([1])
+
+
+def test_noting_a_step_imports_no_compiler() -> None:
+    """Torch's, which a mode of operations imports unless it says otherwise: seconds of the first request."""
+    program = (
+        "import sys, torch; from kernels.cpu.layer_replay import _Calls\n"
+        "with _Calls(None): torch.zeros(2, 3).view(6)\n"
+        "print([name for name in sys.modules if name in ('torch._dynamo', 'sympy')])"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
