@@ -51,7 +51,7 @@ def test_weights_have_their_names_and_norms_are_less_one() -> None:
         SimpleNamespace(name="blk.4.ffn_norm.weight", shape=(2,), data=np.float32([3.5, 0.5]), quantization=floats),
         SimpleNamespace(name="rope_freqs.weight", shape=(2,), data=np.float32([1, 1]), quantization=floats),
     ]
-    checkpoint = SimpleNamespace(gguf_file=lambda: SimpleNamespace(tensors={one.name: one for one in tensors}))
+    checkpoint = SimpleNamespace(gguf_file=SimpleNamespace(tensors={one.name: one for one in tensors}))
     spec = SimpleNamespace(architecture="gemma3", tied_embeddings=True)
     weights = hugging_face_weights(checkpoint, spec)
     norm = "model.layers.4.pre_feedforward_layernorm.weight"

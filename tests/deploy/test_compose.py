@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from engine.client import CLOSE_TIMEOUT
+from engine.engine_process import CLOSE_TIMEOUT
 from server.flags import add_model_flags, add_server_flags
 from server.http.http_server import SHUTDOWN_SECONDS
 from tests.deploy.dockerfile import Dockerfile

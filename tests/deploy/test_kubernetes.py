@@ -16,7 +16,7 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor
 
-from engine.client import CLOSE_TIMEOUT
+from engine.engine_process import CLOSE_TIMEOUT
 from server.flags import add_engine_flags, add_model_flags, add_scheduling_flags, add_server_flags
 from server.http.http_server import SHUTDOWN_SECONDS
 from server.metrics.catalogue import CATALOGUE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import CLOSE_TIMEOUT
+from engine.engine_process import CLOSE_TIMEOUT
 from server.flags import add_model_flags, add_server_flags
 from server.http.http_server import SHUTDOWN_SECONDS
 from tests.deploy.dockerfile import Dockerfile
