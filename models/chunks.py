@@ -20,7 +20,7 @@ from models.parameter import Parameter
 from models.places import Places
 
 _CONVERTED_ELEMENTS = 1 << 16  # 256 KiB of float32: stays in a core's second-level cache, and allocators keep little
-_STORED_ELEMENTS = 1 << 20  # of what needs no memory on its way: to hand out a chunk takes a quarter of a millisecond
+_STORED_ELEMENTS = 1 << 20  # of what needs no memory on its way: handing out a chunk has a cost of its own
 
 
 class Chunk(Protocol):
