@@ -38,7 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Sizes in tokens unless named otherwise. None means: derive it from the model and the machine. ``dtype`` "auto"
     is the checkpoint's own 16-bit type, or float32 where the checkpoint is quantised. ``quantization`` "auto" keeps
     weights in the bits of a GGUF file where there are kernels for that, "none" makes them ``dtype``, int8 and int4
-    quantise any weights. ``kv_cache_dtype`` "auto" is the dtype computed with, but bfloat16 beside quantised
+    quantise any weights. ``keep_packed_weights``: what CPUs make of them is kept on disk, for the next start to map.
+    ``kv_cache_dtype`` "auto" is the dtype computed with, but bfloat16 beside quantised
     weights on CPUs; int8 and fp8_e4m3 (also "fp8") pages are quantised. The KV budget is, in this order,
     ``num_gpu_blocks_override`` pages, ``kv_cache_memory_bytes``, or the share ``gpu_memory_utilization`` of the
     device's memory (on CPUs, of the memory this process may still take). ``swap_space_bytes`` of host memory take
@@ -66,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     dtype: str = "auto"
     quantization: str = "auto"
+    keep_packed_weights: bool = True
     kv_cache_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None

@@ -37,6 +37,7 @@ from engine.deltas import (
 from engine.draws import Constrain, Draws
 from engine.grammar_compiler import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
+from engine.idle_work import IdleWork
 from engine.log_format import tell
 from engine.logit_edits import LogitEditor
 from engine.messages import (
@@ -50,7 +51,6 @@ from engine.messages import (
 )
 from engine.page_messages import PageRow, PagesRead
 from engine.page_reports import read_page, read_pages, read_sequence
-from engine.page_reserve import PageReserve
 from engine.prompt_reader import PromptPiece, PromptReaders
 from engine.prompt_states import PromptPart
 from engine.reports import grammar_ledger, ledger_report, request_explanation, scheduler_stats
@@ -100,13 +100,13 @@ class Engine:
         queue_timeout: float | None = None,
         executor: StepExecutor | None = None,
         adapters: Adapters | None = None,
-        reserve: PageReserve | None = None,
+        idle_work: Sequence[IdleWork] = (),
     ) -> None:
-        """``reserve``: to be filled by whoever steps the engine, while it has no work."""
+        """``idle_work``: for whoever steps the engine to advance, the first first, while it has no work."""
         self.scheduler = scheduler
         self.runner = runner
         self.adapters = adapters or Adapters()
-        self.reserve = reserve
+        self.idle_work = idle_work
         self._eos_token_ids = eos_token_ids
         self._page_bytes = page_bytes
         self._audit_interval = audit_interval

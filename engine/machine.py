@@ -30,14 +30,17 @@ def usable_cores(
     return max(1, min([len(cores), *(math.floor(quota) for quota in quotas)]))
 
 
-def available_memory(*, cgroup_root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
-    """Bytes this process can still take: the kernel's MemAvailable, under every enclosing cgroup's limit."""
+def available_memory(mapped: int = 0, *, cgroup_root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
+    """Bytes this process can still take: the kernel's MemAvailable, under every enclosing cgroup's limit.
+
+    ``mapped`` bytes of files, which both count as free, are in use.
+    """
     limits = [_mem_available(proc)]
     for group in _cgroups(cgroup_root, proc, "memory"):
         left = _memory_left(group)
         if left is not None:
             limits.append(left)
-    return max(0, min(limits))
+    return max(0, min(limits) - mapped)
 
 
 def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:

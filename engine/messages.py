@@ -326,7 +326,8 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The engine serves: what it loaded and how much memory it carved into pages.
 
-    ``weight_form`` is what matrices are kept as, in words for a user.
+    ``weight_form`` is what matrices are kept as, in words for a user. ``packed_weights`` is the file that they come
+    from packed, if an earlier start has kept them so.
     """
 
     device: str
@@ -352,6 +353,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     warnings: list[str]
     stats: EngineStats
     adapters: list[AdapterReport] = []
+    packed_weights: str | None = None
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -67,9 +67,11 @@ class PagePlan:
 
 
 def choose_num_pages(
-    config: EngineConfig, plan: PagePlan, max_model_len: int, budget: MemoryBudget | None
+    config: EngineConfig, plan: PagePlan, max_model_len: int, budget: MemoryBudget | None, mapped_bytes: int = 0
 ) -> tuple[int, list[str]]:
     """Pages of the pool, and warnings. ``budget``: of a device with memory of its own, where it was measured.
+
+    ``mapped_bytes`` of the host's memory are weights, though the system takes them for file cache.
 
     Raises ConfigError where there is not room for one page, or less memory than was asked for.
     """
@@ -80,7 +82,7 @@ def choose_num_pages(
     elif budget is not None:
         room, source = budget.pages - plan.rounding_bytes(), str(budget)
     else:
-        left = available_memory()
+        left = available_memory(mapped_bytes)
         share = config.gpu_memory_utilization or CPU_MEMORY_SHARE
         room, source = int(left * share), f"{share:.0%} of the {left / 1e9:.1f} GB of memory left"
     if room < plan.page_bytes:
@@ -98,9 +100,9 @@ def choose_num_pages(
     return num_pages, []
 
 
-def check_host_memory(num_pages: int, plan: PagePlan) -> None:
+def check_host_memory(num_pages: int, plan: PagePlan, mapped_bytes: int = 0) -> None:
     """Refuse pages in host memory that is not there: untouched they cost nothing, later they kill the process."""
-    left, wanted = available_memory(), num_pages * plan.page_bytes
+    left, wanted = available_memory(mapped_bytes), num_pages * plan.page_bytes
     if wanted > left:
         raise ConfigError(
             f"{num_pages} KV pages of {plan.page_bytes} bytes are {wanted / 1e9:.2f} GB, more than the "

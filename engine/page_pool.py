@@ -29,11 +29,18 @@ class PagePool:
     warnings: tuple[str, ...]
 
     @classmethod
-    def cut(cls, config: EngineConfig, choices: Choices, plan: PagePlan, budget: MemoryBudget | None) -> PagePool:
-        """Take the memory. Raises ConfigError where there is too little."""
-        num_pages, warnings = choose_num_pages(config, plan, choices.max_model_len, budget)
+    def cut(
+        cls,
+        config: EngineConfig,
+        choices: Choices,
+        plan: PagePlan,
+        budget: MemoryBudget | None,
+        mapped_bytes: int = 0,
+    ) -> PagePool:
+        """Take the memory, for the rest see `choose_num_pages`. Raises ConfigError where there is too little."""
+        num_pages, warnings = choose_num_pages(config, plan, choices.max_model_len, budget, mapped_bytes)
         num_host_pages = config.swap_space_bytes // plan.page_bytes
-        check_host_memory(num_host_pages + (0 if choices.has_own_memory else num_pages), plan)
+        check_host_memory(num_host_pages + (0 if choices.has_own_memory else num_pages), plan, mapped_bytes)
         manager = BlockManager(
             plan.groups,
             num_pages,

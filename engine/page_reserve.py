@@ -27,11 +27,11 @@ class PageReserve:
         self._last_touched = 0  # pages up to this one were touched or taken before: a fresh one is the lowest there is
 
     @property
-    def is_full(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all pages that should be ready are."""
         return not self._missing()
 
-    def fill(self) -> bool:
+    def advance(self) -> bool:
         """Make a few more pages ready, between two steps; whether there was any to make ready."""
         pages = self._missing()[: self._portion]
         if pages:

@@ -118,7 +118,7 @@ def run(engine: Engine, channel: Channel) -> None:
             timeout: float | None = 0.0
         elif engine.adapters.is_loading:
             timeout = ADAPTER_POLL_SECONDS
-        elif engine.reserve is not None and not engine.reserve.is_full:
+        elif not all(one.is_done for one in engine.idle_work):
             timeout = 0.0
         else:
             timeout = None if audited else IDLE_AUDIT_SECONDS
@@ -141,7 +141,7 @@ def run(engine: Engine, channel: Channel) -> None:
         if engine.has_work:
             channel.send(engine.step())
             audited = False
-        elif messages or engine.adapters.is_loading or (engine.reserve is not None and engine.reserve.fill()):
+        elif messages or engine.adapters.is_loading or any(one.advance() for one in engine.idle_work):
             continue
         elif not audited:
             engine.audit()

@@ -5,6 +5,7 @@ The order matters: weights first, then pages from the memory that is left, then 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,11 @@ from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.idle_work import IdleWork
 from engine.lora_store import LoraStore
 from engine.memory_budget import MemoryUse
 from engine.messages import EngineReady, LoadProgress
+from engine.packed_keeper import PackedKeeper
 from engine.page_plan import PagePlan
 from engine.page_pool import PagePool
 from engine.page_reserve import PageReserve
@@ -27,6 +30,7 @@ from engine.step_executor import StepExecutor
 from engine.weight_memory import check_weight_memory
 from models.loader import load_model, stored_forms
 from models.model import CausalLM
+from models.packed_weights import PackedWeights
 from scheduler.config import SchedulerConfig
 from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
 from scheduler.scheduler import Scheduler
@@ -58,13 +62,14 @@ def build_engine(
     if not choices.has_own_memory:
         check_weight_memory(choices)
     with times.stage("weights"), setup.memory.taking(MemoryUse.WEIGHTS):
-        model = _load(choices, on_progress)
+        packed = _packed_weights(config, choices)
+        model = _load(choices, packed, on_progress)
         executor = setup.make_executor()
         adapters, lost = _load_adapters(config, model, executor)
     with times.stage("pages"):
         budget = setup.measure(model)
         with setup.memory.taking(MemoryUse.PAGES):
-            pool = PagePool.cut(config, choices, plan, budget)
+            pool = PagePool.cut(config, choices, plan, budget, 0 if packed is None else packed.mapped_bytes)
     with times.stage("runner"):
         runner, warnings = setup.make_runner(model, pool)
     engine = Engine(
@@ -78,7 +83,7 @@ def build_engine(
         queue_timeout=config.queue_timeout,
         executor=executor,
         adapters=adapters,
-        reserve=None if choices.has_own_memory else PageReserve(pool.manager.pool, pool.kv_cache),
+        idle_work=_idle_work(choices, pool, packed),
     )
     ready = EngineReady(
         device=str(choices.device),
@@ -88,6 +93,7 @@ def build_engine(
         attention_backend=choices.backend.name,
         weight_form=_weight_form(choices),
         weight_bytes=model.weight_bytes(),
+        packed_weights=str(packed.path) if packed is not None and packed.are_there else None,
         kv_bytes=pool.num_pages * plan.page_bytes,
         num_pages=pool.num_pages,
         page_bytes=plan.page_bytes,
@@ -108,7 +114,22 @@ def build_engine(
     return engine, ready
 
 
-def _load(choices: Choices, on_progress: Callable[[LoadProgress], None]) -> CausalLM:
+def _packed_weights(config: EngineConfig, choices: Choices) -> PackedWeights | None:
+    """Where packed weights are kept from one start to the next; None where none are, or may be."""
+    if choices.has_own_memory or choices.forms is None or not config.keep_packed_weights:
+        return None
+    with contextlib.suppress(OSError):
+        return PackedWeights.of(choices.checkpoint, choices.forms)
+    return None
+
+
+def _idle_work(choices: Choices, pool: PagePool, packed: PackedWeights | None) -> list[IdleWork]:
+    """Pages first: a request wants them before another start wants weights."""
+    pages = [] if choices.has_own_memory else [PageReserve(pool.manager.pool, pool.kv_cache)]
+    return [*pages, *([] if packed is None else [PackedKeeper(packed)])]
+
+
+def _load(choices: Choices, packed: PackedWeights | None, on_progress: Callable[[LoadProgress], None]) -> CausalLM:
     return load_model(
         choices.checkpoint,
         choices.spec,
@@ -116,6 +137,7 @@ def _load(choices: Choices, on_progress: Callable[[LoadProgress], None]) -> Caus
         dtype=choices.dtype,
         backend=choices.backend,
         forms=choices.forms,
+        packed=packed,
         on_progress=lambda done, total: on_progress(LoadProgress(stage="weights", done=done, total=total)),
     )
 

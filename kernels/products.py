@@ -88,6 +88,13 @@ class KeptMatrix(Protocol):
         """The product with this matrix and those that were made with it, their outputs one after the other."""
 
 
+class WeightMemory(Protocol):
+    """Where matrices in quantised form lie on the host."""
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Uint8 [nbytes] for the next matrix, from a cache line on."""
+
+
 class WeightKernels(Protocol[Kind]):
     """What a device can multiply in quantised form."""
 
@@ -99,6 +106,9 @@ class WeightKernels(Protocol[Kind]):
         fewer bits a weight takes. "MXFP4" is filled either way. None where ``group`` is no multiple of 32 that divides
         ``columns``.
         """
+
+    def lay_into(self, memory: WeightMemory) -> bool:
+        """Have matrices that are made from now on lie in ``memory``; False where they lie on a device."""
 
     def matrices(
         self, kinds: Sequence[Kind], rows: Sequence[int], columns: int, device: torch.device

@@ -20,6 +20,7 @@ from models.decoder import Decoder
 from models.errors import CheckpointError
 from models.gguf_weights import load_gguf
 from models.model import CausalLM
+from models.packed_weights import PackedWeights
 from models.places import Places
 from models.registry import family_of
 from models.safetensors_weights import load_safetensors
@@ -39,15 +40,19 @@ def load_model(
     backend: AttentionBackend,
     on_progress: Progress | None = None,
     forms: WeightForms | None = None,
+    packed: PackedWeights | None = None,
 ) -> CausalLM:
     """Build the model of ``spec`` and fill it from ``checkpoint``.
 
-    Weights of matrix products for which ``forms`` has a kind are kept so; all others become ``dtype``.
+    Weights of matrix products for which ``forms`` has a kind are kept so; all others become ``dtype``. Those that are
+    kept lie in ``packed``, and are not read again where that has them.
     ``on_progress`` hears of stored bytes (done, total). Raises CheckpointError that names the tensor and the file when
     a tensor is missing, unknown, of another shape, or of a type that cannot be read.
     """
     model = Decoder(spec, backend, dtype=dtype, device=device)
     parameters = model.parameters()
+    if packed is not None and forms is not None:
+        forms.kernels.lay_into(packed)
     kept = {} if forms is None else forms.keep(parameters, stored_forms(checkpoint, spec), device)
     places = Places(
         spec,
@@ -56,6 +61,7 @@ def load_model(
         kept,
         checkpoint.path,
         keeps_stored=forms is not None and forms.keeps_stored,
+        are_packed=packed is not None and packed.are_there,
     )
     del parameters  # whoever holds one holds the memory of its floats, also once they are packed
     report = on_progress or (lambda done, total: None)

@@ -21,7 +21,8 @@ from models.tensor_names import Placement, TensorNames
 class Places:
     """``parameters`` by their names, which ``names`` makes of a checkpoint's.
 
-    ``kept`` are the matrices of those that are quantised; with ``keeps_stored`` they are filled with a file's own bits.
+    ``kept`` are the matrices of those that are quantised; with ``keeps_stored`` they are filled with a file's own bits,
+    and where they ``are_packed`` they have their weights already, which nobody is to read again.
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class Places:
         source: Path,
         *,
         keeps_stored: bool,
+        are_packed: bool = False,
     ) -> None:
         self.kept = kept
         self.keeps_stored = keeps_stored
+        self._are_packed = are_packed
         self._spec = spec
         self._names = names
         self._source = source
@@ -48,7 +51,7 @@ class Places:
         self._lock = Lock()
 
     def claim(self, name: str, shape: tuple[int, ...], file: Path) -> list[tuple[Placement, Parameter]]:
-        """Where the tensor ``name`` of ``file`` goes, part by part; nowhere when the model computes what it holds."""
+        """Where the tensor ``name`` of ``file`` goes, part by part; nowhere when the model has what it holds."""
         placements = self._names.placements(name, self._spec)
         if placements == ():
             return []
@@ -61,10 +64,27 @@ class Places:
         found = [(part, self._left[part.name]) for part in placements]
         if shape != (expected := _expected_shape(found)):
             raise CheckpointError(f"{file}: the tensor {name!r} has the shape {shape} and should have {expected}")
-        for part in wanted:
-            del self._left[part]
+        for one in wanted:
+            del self._left[one]
         self._claimed.update(wanted)
-        return found
+        for part, parameter in found:
+            if self._is_packed(part):
+                self.filled(parameter, parameter.num_elements)
+        return [(part, parameter) for part, parameter in found if not self._is_packed(part)]
+
+    def claim_packed(self, name: str) -> bool:
+        """Claim the tensor ``name``, whatever its shape, if the model has all that it holds; whether it has."""
+        parts = self._names.placements(name, self._spec)
+        if not parts or not all(self._is_packed(part) and part.name in self._left for part in parts):
+            return False
+        for part in parts:
+            parameter = self._left.pop(part.name)
+            self.filled(parameter, parameter.num_elements)
+            self._claimed.add(part.name)
+        return True
+
+    def _is_packed(self, part: Placement) -> bool:
+        return self._are_packed and part.name in self.kept
 
     def filled(self, parameter: Parameter, num_elements: int) -> None:
         """Count values that are in place; the thread that brings the last of a weight calls its ``when_filled``."""

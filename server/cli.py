@@ -202,6 +202,7 @@ def _engine_config(parsed: argparse.Namespace) -> EngineConfig:
         dtype=parsed.dtype,
         kv_cache_dtype=parsed.kv_cache_dtype,
         quantization=parsed.quantization,
+        keep_packed_weights=parsed.keep_packed_weights,
         device=parsed.device,
         max_model_len=parsed.max_model_len,
         max_num_seqs=parsed.max_num_seqs,

@@ -211,6 +211,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "int4 to quantise any model when it is loaded",
     )
     flags.add_argument(
+        "--keep-packed-weights",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep what CPUs make of quantised weights in $OCTAVO_CACHE/packed, which the next start maps instead of "
+        "packing them again",
+    )
+    flags.add_argument(
         "--kv-cache-dtype",
         default="auto",
         metavar="DTYPE",

@@ -78,6 +78,7 @@ def startup_fields(
         "attention": ready.attention_backend,
         "weight_bytes": ready.weight_bytes,
         "weight_form": ready.weight_form,
+        "packed_weights": ready.packed_weights,
         "kv_bytes": ready.kv_bytes,
         "kv_dtype": ready.kv_dtype,
         "pages": ready.num_pages,
@@ -104,6 +105,7 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
     host_memory = [("host memory", f"{host_bytes / 1e9:.2f} GB in {host_pages:,} pages")] if host_pages else []
     guesses = f"n-grams, at most {ready.num_speculative_tokens} tokens for a request in a step"
     speculation = [("speculation", guesses)] if ready.num_speculative_tokens else []
+    packed = [("packed in", ready.packed_weights)] if ready.packed_weights else []
     shown = [f"{one.name} (rank {one.rank}, {one.num_bytes / 1e6:.1f} MB)" for one in ready.adapters]
     adapters = [("adapters", ", ".join(shown))] if shown else []
     rows = [
@@ -112,6 +114,7 @@ def startup_table(model: str, ready: EngineReady, seconds: Mapping[str, float], 
         ("dtype", ready.dtype),
         ("attention", ready.attention_backend),
         ("weights", f"{ready.weight_bytes / 1e9:.2f} GB, {ready.weight_form}"),
+        *packed,
         *adapters,
         ("KV memory", f"{ready.kv_bytes / 1e9:.2f} GB in {ready.num_pages:,} pages"),
         *host_memory,

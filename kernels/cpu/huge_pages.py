@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 import sys
+from pathlib import Path
 
 import torch
 
 HUGE_PAGE = 2 << 20
 CACHE_LINE = 64
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_MAPPINGS = Path("/proc/self/smaps")
+_BOUNDS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+_IN_HUGE_PAGES = ("AnonHugePages:", "FilePmdMapped:", "ShmemPmdMapped:")
 
 
 def use_huge_pages(tensor: torch.Tensor) -> bool:
@@ -28,6 +34,29 @@ def use_huge_pages(tensor: torch.Tensor) -> bool:
     library = ctypes.CDLL(None)
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return bool(library.madvise(start, size, _ADVICE) == 0)
+
+
+def has_huge_pages() -> bool:
+    """Whether the system gives huge pages to those who ask for them."""
+    try:
+        return "[never]" not in _SETTING.read_text()
+    except OSError:
+        return False
+
+
+def bytes_in_huge_pages(tensor: torch.Tensor) -> int:
+    """How much is in huge pages of the mapping in which ``tensor`` begins; 0 where nobody tells."""
+    total, holds = 0, False
+    try:
+        lines = _MAPPINGS.read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        if bounds := _BOUNDS.match(line):
+            holds = int(bounds[1], 16) <= tensor.data_ptr() < int(bounds[2], 16)
+        elif holds and line.startswith(_IN_HUGE_PAGES):
+            total += int(line.split()[1]) * 1024
+    return total
 
 
 class HugePageArena:

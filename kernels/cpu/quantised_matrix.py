@@ -17,6 +17,7 @@ import torch
 from kernels import mxfp4
 from kernels.cpu.huge_pages import HugePageArena
 from kernels.cpu.library import NativeLibrary
+from kernels.products import WeightMemory
 
 GROUP = 32  # columns that share a scale
 WIDE_GROUP = 128  # likewise, of the wide kinds
@@ -97,14 +98,14 @@ class QuantisedMatrix:
     """A matrix [rows, columns] of one kind, to be filled in runs of whole panels of 16 rows; nothing until then."""
 
     def __init__(
-        self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int, arena: HugePageArena | None = None
+        self, library: NativeLibrary, kind: WeightKind, rows: int, columns: int, memory: WeightMemory | None = None
     ) -> None:
         size = library.handle.octavo_packed_bytes(kind, rows, columns)
         if size < 0:
             raise ValueError(f"{kind.name} weights cannot have {columns} columns")
         self.kind, self.rows, self.columns = kind, rows, columns
         self.library = library
-        self._panels = (arena or HugePageArena()).take(size)
+        self._panels = (memory or HugePageArena()).take(size)
         self.description = _Matrix(self._panels.data_ptr(), rows, kind)
 
     @property
@@ -287,7 +288,11 @@ class NativeKernels:
 
     def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._arena = HugePageArena()  # of a model's weights
+        self._memory: WeightMemory = HugePageArena()  # of a model's weights
+
+    def lay_into(self, memory: WeightMemory) -> bool:
+        self._memory = memory
+        return True
 
     def kind(self, form: str, columns: int, group: int = GROUP) -> WeightKind | None:
         """Floats become ggml's own forms of 8 and 4 bits."""
@@ -309,7 +314,7 @@ class NativeKernels:
                 planes.get(kind, kind) if num_rows >= TABLE_ROWS else kind,
                 num_rows,
                 columns,
-                self._arena,
+                self._memory,
             )
             for kind, num_rows in zip(kinds, rows, strict=True)
         ]

@@ -21,6 +21,7 @@ import torch
 
 from kernels import mxfp4
 from kernels.gpu.quantised_gemm import INT4_GROUPS, QuantisedWeight, quantised_gemm
+from kernels.products import WeightMemory
 
 _STORED_GROUP = 32
 _PACKED_AT_ONCE = 1 << 24  # weights: their floats take 64 MiB, a few times over, while they are quantised
@@ -158,6 +159,9 @@ class DeviceKernels:
         if kind in (DeviceKind.INT8, None):
             return kind
         return None if group % _STORED_GROUP or columns % group else kind
+
+    def lay_into(self, memory: WeightMemory) -> bool:
+        return False
 
     def matrices(
         self, kinds: Sequence[DeviceKind], rows: Sequence[int], columns: int, device: torch.device

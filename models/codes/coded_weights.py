@@ -18,6 +18,8 @@ from models.places import Places
 def code_chunks(coded: CodedTensors, places: Places) -> Iterator[CodeChunk]:
     """All matrices of codes, on their way into ``places``. Raises CheckpointError."""
     for name in coded.names:
+        if places.claim_packed(f"{name}.weight"):
+            continue
         tensors = coded.tensors(name)
         weight = coded.read(name)
         for placement, parameter in places.claim(f"{name}.weight", weight.shape, tensors[0].file.path):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar, overload
 
 from server.text.merge_cache import MergeCache
 from server.text.sentencepiece_model import PieceType, SentencePieceModel
@@ -55,10 +55,31 @@ def splits_in_two(pieces: Iterable[Text], ids: Mapping[Text, int]) -> array[int]
     return pairs
 
 
-def named_pairs(pairs: Sequence[int], tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Flat id pairs as pairs of tokens."""
-    texts = map(tokens.__getitem__, pairs)
-    return list(zip(texts, texts, strict=True))
+class NamedPairs(Sequence[tuple[str, str]]):
+    """Flat id ``pairs`` as pairs of ``tokens``, made one by one: a list of them takes 32 MB, and longer."""
+
+    def __init__(self, pairs: Sequence[int], tokens: Sequence[str]) -> None:
+        self._pairs = pairs
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._pairs) // 2
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[str, str]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[tuple[str, str]]: ...
+
+    def __getitem__(self, place: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        return self._tokens[self._pairs[2 * place]], self._tokens[self._pairs[2 * place + 1]]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        texts = map(self._tokens.__getitem__, self._pairs)
+        return zip(texts, texts, strict=True)
 
 
 def _key(model: SentencePieceModel) -> str:

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from server.text.merge_cache import MergeCache
-from server.text.ranked_merges import merges_by_score, named_pairs
+from server.text.ranked_merges import NamedPairs, merges_by_score
 from server.text.sentencepiece_model import Algorithm, PieceType, SentencePieceModel, first_ids
 from server.text.token_spelling import METASPACE
 
@@ -89,7 +89,7 @@ def _core(model: SentencePieceModel, pieces: Sequence[str], cache: MergeCache, *
     ids = first_ids(pieces)
     return models.BPE(
         vocab=ids,
-        merges=named_pairs(merges_by_score(model, ids, cache), pieces),
+        merges=NamedPairs(merges_by_score(model, ids, cache), pieces),
         unk_token=pieces[model.unknown_id] if 0 <= model.unknown_id < len(pieces) else None,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from itertools import compress, count
 
 
 class PieceType(IntEnum):
@@ -57,9 +58,9 @@ class SentencePieceModel:
 
 def ids_of(types: Sequence[int], *wanted: PieceType) -> list[int]:
     """The ids of all tokens of these types."""
-    # Plain ints: comparing enum members a quarter of a million times shows in the start-up time.
-    values = tuple(int(kind) for kind in wanted)
-    return [index for index, kind in enumerate(types) if kind in values]
+    # No loop of Python's, and plain ints: of a quarter of a million tokens both show in the start-up time.
+    are_wanted = frozenset(map(int, wanted)).__contains__
+    return list(compress(count(), map(are_wanted, types)))
 
 
 def first_ids(tokens: Sequence[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from server.text.errors import TokenizerError
-from server.text.ranked_merges import named_pairs, splits_in_two
+from server.text.ranked_merges import NamedPairs, splits_in_two
 from server.text.split_rules import SplitRule
 from server.text.token_spelling import BYTE_LEVEL_ALPHABET
 from server.text.tokenizer_config import read_json
@@ -65,7 +65,7 @@ def _tekken(content: Mapping[str, Any]) -> Tekken:
     ids.update(zip(spelled_specials, range(num_specials), strict=True))  # these win where a token is written the same
     return Tekken(
         ids=ids,
-        merges=named_pairs(splits_in_two(ranked, ranks), spelled),
+        merges=NamedPairs(splits_in_two(ranked, ranks), spelled),
         specials=spelled_specials,
         rule=SplitRule((config["pattern"],), takes_wholes=True, adds_bos=True),
     )

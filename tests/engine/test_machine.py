@@ -149,6 +149,15 @@ def test_version_2_without_a_limit_leaves_the_hosts_available_memory(machine: Ma
     assert machine.memory() == 64 * GIB
 
 
+def test_files_that_are_mapped_and_in_use_are_not_free(machine: Machine) -> None:
+    machine.inside("0::/box")
+    machine.group(
+        "box", memory__max=str(8 * GIB), memory__current=str(5 * GIB), memory__stat=f"inactive_file {2 * GIB}"
+    )
+    left = [available_memory(size, cgroup_root=machine.cgroup_root, proc=machine.proc) for size in (GIB, 6 * GIB)]
+    assert left == [4 * GIB, 0]
+
+
 def test_version_1_memory_counts_the_whole_hierarchys_file_cache(machine: Machine) -> None:
     machine.inside("9:memory:/box")
     machine.group(

@@ -42,17 +42,17 @@ def reserve_of(pool: BlockPool, cache: KVCache) -> PageReserve:
 
 
 def fill(reserve: PageReserve) -> None:
-    assert not all(reserve.fill() for _ in range(NUM_PAGES)), "it never ends"
+    assert not all(reserve.advance() for _ in range(NUM_PAGES)), "it never ends"
 
 
 def test_as_many_pages_are_made_ready_as_the_bytes_allow_and_no_more(pool: BlockPool) -> None:
     cache = Touches()
     reserve = reserve_of(pool, cache)
-    assert not reserve.is_full
+    assert not reserve.is_done
     fill(reserve)
     assert cache.touched == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert reserve.is_full
-    assert not reserve.fill()
+    assert reserve.is_done
+    assert not reserve.advance()
 
 
 def test_pages_that_were_taken_are_replaced_by_the_next_fresh_ones(pool: BlockPool) -> None:
@@ -60,7 +60,7 @@ def test_pages_that_were_taken_are_replaced_by_the_next_fresh_ones(pool: BlockPo
     reserve = reserve_of(pool, cache)
     fill(reserve)
     pool.allocate(0, 10, HOLDER)
-    assert not reserve.is_full
+    assert not reserve.is_done
     fill(reserve)
     assert cache.touched == [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -72,7 +72,7 @@ def test_pages_that_came_back_are_ready_already(pool: BlockPool) -> None:
     fill(reserve)
     pool.release(block, HOLDER)
     assert pool.next_pages(READY) == [6, 5, 4, 3, 2, 1, 7, 8]
-    assert reserve.is_full
+    assert reserve.is_done
     assert cache.touched == [7, 8, 9, 10, 11, 12, 13, 14]
 
 
@@ -95,10 +95,10 @@ def test_a_pool_that_is_smaller_than_the_reserve_is_made_ready_whole(pool: Block
 def test_pages_are_made_ready_a_portion_at_a_time_but_one_at_least(pool: BlockPool) -> None:
     cache = Touches(head_dim=PORTION_BYTES // 2 // (2 * 16 * 4) - 1)
     reserve = reserve_of(pool, cache)
-    assert reserve.fill()
+    assert reserve.advance()
     assert cache.touched == [1, 2]
     large = Touches(head_dim=PORTION_BYTES // 64)
-    assert reserve_of(pool, large).fill()
+    assert reserve_of(pool, large).advance()
     assert large.touched == [1]
 
 
@@ -115,7 +115,8 @@ def test_an_engine_without_work_fills_its_reserve_between_looks_for_messages_and
             timeouts.append(timeout)
             return [] if timeout == 0.0 and len(timeouts) < NUM_PAGES else [Shutdown()]
 
-    assert not engine.reserve.is_full
+    (reserve,) = (work for work in engine.idle_work if isinstance(work, PageReserve))
+    assert not reserve.is_done
     run(engine, Inbox())
-    assert engine.reserve.is_full
+    assert reserve.is_done
     assert timeouts == [0.0, None]

@@ -39,6 +39,12 @@ def test_host_memory_is_in_the_table_where_there_is_some(engine) -> None:
     assert "  host memory  5.12 GB in 5,000,000 pages" in table.splitlines()
 
 
+def test_the_table_says_which_file_packed_weights_come_from(engine) -> None:
+    table = startup_table("m", engine.make_ready(packed_weights="/c/a.packed"), {}, 1.0, "http://127.0.0.1:8000")
+    assert "\n  packed in    /c/a.packed\n" in table
+    assert "packed in" not in startup_table("m", engine.make_ready(), {}, 1.0, "http://127.0.0.1:8000")
+
+
 def test_the_demo_model_is_announced_with_its_terms_and_as_a_base_model(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "octavo")
     announce(Checkpoint("demo", Path("x.gguf"), CheckpointFormat.GGUF, notice="The terms: here", is_demo=True))
@@ -64,6 +70,7 @@ def test_a_start_told_to_machines_has_plain_numbers(engine) -> None:
         "attention": "scripted",
         "weight_bytes": 4_000_000_000,
         "weight_form": "int8",
+        "packed_weights": None,
         "kv_bytes": 20_480,
         "kv_dtype": "int8",
         "pages": 20,
