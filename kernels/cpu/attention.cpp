@@ -18,6 +18,7 @@ namespace octavo {
 namespace {
 
 constexpr int kItemsPerThread = 4;
+constexpr int kSplitsPerThread = 16;  // with fewer, threads wait longer for the last piece of several units than memory gains
 
 // One thread's scratch, kept for its next call.
 class ThreadScratch {
@@ -80,20 +81,34 @@ Status add_units(const AttendCall& call, int sequence, std::vector<Unit>& units)
   return ok;
 }
 
+// How many units of a sequence with one row make a piece.
+int units_at_once(const AttendCall& call, const std::vector<Unit>& units, int64_t most_bytes, int num_threads) {
+  const int64_t unit_bytes = 2 * kTileKeys * static_cast<int64_t>(call.head_dim) * element_size(call.pages_dtype);
+  const int most = static_cast<int>(std::min<int64_t>(std::max<int64_t>(most_bytes / unit_bytes, 1), kMostUnits));
+  const int pieces = (call.num_kv_heads + most - 1) / most;
+  int64_t splits = 0;
+  for (const Unit& unit : units) splits += unit.split_end() - unit.split_begin();
+  const bool has_enough = splits / call.num_kv_heads * pieces >= num_threads * kSplitsPerThread;
+  return has_enough ? (call.num_kv_heads + pieces - 1) / pieces : 1;
+}
+
 // Cuts long units at split borders until every thread has a few items, longest first.
-std::vector<Item> cut(const AttendCall& call, const std::vector<Unit>& units, int num_threads) {
+std::vector<Item> cut(const AttendCall& call, const std::vector<Unit>& units, int at_once, int num_threads) {
   int64_t total = 0;
   for (const Unit& unit : units) total += (unit.kv_end - unit.kv_begin) * cost_per_key(call, unit);
   const int64_t target = num_threads == 1 ? total : total / (num_threads * kItemsPerThread) + 1;
   std::vector<Item> items;
-  for (const Unit& unit : units) {
-    const int64_t per_key = cost_per_key(call, unit);
+  for (size_t i = 0; i < units.size();) {
+    const Unit& unit = units[i];
+    const int num_units = unit.num_rows == 1 ? std::min(at_once, call.num_kv_heads - unit.kv_head) : 1;
+    const int64_t per_key = num_units * cost_per_key(call, unit);
     const bool whole = (unit.kv_end - unit.kv_begin) * per_key <= target;
     const int step = whole ? unit.split_end() : static_cast<int>(std::max<int64_t>(1, target / (per_key * kSplitKeys)));
     for (int split = unit.split_begin(); split < unit.split_end(); split += step) {
-      const Piece piece{&unit, split, std::min(split + step, unit.split_end())};
+      const Piece piece{&unit, split, std::min(split + step, unit.split_end()), num_units};
       items.push_back({piece, (piece.last_key() - piece.first_key()) * per_key});
     }
+    i += num_units;
   }
   std::stable_sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
   return items;
@@ -118,12 +133,17 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
     max_pairs = std::max(max_pairs, unit.num_rows * call.group());
   }
   if (elements < kSerialWork) num_threads = 1;
-  const std::vector<Item> items = cut(call, units, num_threads);
+  const int at_once = units_at_once(call, units, kernels.tile_bytes, num_threads);
+  const std::vector<Item> items = cut(call, units, at_once, num_threads);
   const int num_items = static_cast<int>(items.size());
 
   const std::unique_ptr<std::atomic<int>[]> unfinished(new std::atomic<int>[units.size()]());
   const auto unfinished_of = [&](const Unit* unit) -> std::atomic<int>& { return unfinished[unit - units.data()]; };
-  for (const Item& item : items) unfinished_of(item.piece.unit).fetch_add(1, std::memory_order_relaxed);
+  for (const Item& item : items) {
+    for (int i = 0; i < item.piece.num_units; ++i) {
+      unfinished_of(item.piece.unit + i).fetch_add(1, std::memory_order_relaxed);
+    }
+  }
   int64_t partial_floats_total = 0;
   const auto floats = [&](const Unit& unit) {
     const int64_t slot = partial_floats(unit.num_rows * call.group(), dim);
@@ -140,7 +160,7 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
     next += floats(units[i]);
   }
 
-  const int64_t scratch_floats = kernels.scratch_floats(max_pairs, dim);
+  const int64_t scratch_floats = at_once * kernels.scratch_floats(max_pairs, dim);
   std::atomic<bool> exhausted{false};
   const auto run_item = [&](int i) {
     float* scratch = thread_scratch.reserve(scratch_floats);
@@ -150,9 +170,10 @@ Status attend(const AttendCall& call, const KernelTable& kernels, int num_thread
     }
     const Piece* next = i + num_threads < num_items ? &items[i + num_threads].piece : nullptr;
     kernels.run(call, items[i].piece, next, scratch);
-    const Unit* unit = items[i].piece.unit;
-    if (unit->partials != nullptr && unfinished_of(unit).fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      kernels.merge(call, *unit, scratch);
+    for (const Unit* unit = items[i].piece.unit; unit < items[i].piece.unit + items[i].piece.num_units; ++unit) {
+      if (unit->partials != nullptr && unfinished_of(unit).fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        kernels.merge(call, *unit, scratch);
+      }
     }
   };
   Team::shared().run(num_threads, num_items, run_item);

@@ -58,8 +58,10 @@ inline __m128i sum_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
 }
 
 template <int kRows, bool fetches>
-[[gnu::noinline]] void score_codes(const Place* query, const i8* const* keys, const i8* const* upcoming, int dim,
+[[gnu::noinline]] void score_codes(const Place* query, const i8* const* keys, LinesAhead* upcoming, int dim,
                                    float* scores) {
+  LinesAhead ahead;
+  if (fetches) ahead = *upcoming;
   constexpr int kKeys = kKeysAtOnce<kRows>;
   __m256i sums[kRows][kKeyBlock];
 #pragma GCC unroll 2
@@ -70,9 +72,8 @@ template <int kRows, bool fetches>
 #pragma GCC unroll 4
       for (int k = 0; k < kKeys; ++k) part[row][k] = _mm256_setzero_si256();
     }
-    LinesAhead<i8, fetches> ahead(upcoming + first, kKeys, dim, 0);
     for (int i = 0; i < dim; i += kCodesAtOnce) {
-      ahead.fetch_share(0, kKeys * kCodesAtOnce);
+      if (fetches) ahead.fetch_share(0, kKeys * kCodesAtOnce);
 #pragma GCC unroll 4
       for (int j = i; j < i + kCodesAtOnce; j += kShorts) {
         __m256i key[kKeys];
@@ -99,12 +100,24 @@ template <int kRows, bool fetches>
     const __m128i dots = sum_lanes(sums[row][0], sums[row][1], sums[row][2], sums[row][3]);
     _mm_storeu_ps(scores + row * kTileKeys, _mm_mul_ps(_mm_cvtepi32_ps(dots), _mm_set1_ps(unit)));
   }
+  if (fetches) *upcoming = ahead;
 }
 
-template <class Key, int kRows>
-inline void score_block(const Place* query, const i8* const* keys, const i8* const* upcoming, int dim, float* scores) {
-  const auto score = upcoming == nullptr ? score_codes<kRows, false> : score_codes<kRows, true>;
-  score(query, keys, upcoming, dim, scores);
+// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches as many lines of
+// `upcoming`, unless null.
+inline void score_rows(const Place* query, int rows, const i8* const* keys, LinesAhead* upcoming, int begin, int end,
+                       int dim, float* scores) {
+  const auto score = [&](auto with, auto without) {
+    for (int key = begin; key < end; key += kKeyBlock) {
+      (upcoming == nullptr ? without : with)(query, keys + key, upcoming, dim, scores + key);
+    }
+  };
+  switch (rows) {
+    case 4: return score(score_codes<4, true>, score_codes<4, false>);
+    case 3: return score(score_codes<3, true>, score_codes<3, false>);
+    case 2: return score(score_codes<2, true>, score_codes<2, false>);
+    default: return score(score_codes<1, true>, score_codes<1, false>);
+  }
 }
 
 inline void add_sum(float* to, __m256i sum, float unit, float correction) {
@@ -114,15 +127,15 @@ inline void add_sum(float* to, __m256i sum, float unit, float correction) {
 // Adds the weighted values of 16 columns. The offset of the weights is taken back by the sums of the codes.
 template <int kRows, bool fetches>
 [[gnu::noinline]] void value_codes(const float* weights, const float* corrections, const i8* const* values,
-                                   const i8* const* upcoming, int begin, int end, int column, float* weighted,
-                                   int dim) {
+                                   LinesAhead* upcoming, int begin, int end, int column, float* weighted, int dim) {
+  LinesAhead ahead;
+  if (fetches) ahead = *upcoming;
   __m256i sums[kRows][2];
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm256_setzero_si256();
   __m256i codes = _mm256_setzero_si256();  // their sums, of 16 bits
-  LinesAhead<i8, fetches> ahead(upcoming, kTileKeys, dim, column * kTileKeys);
   for (int key = begin / 2 * 2; key < end; key += 2) {
-    ahead.fetch_share(kShorts * key, kShorts * 2);
+    if (fetches) ahead.fetch_share(kShorts * key, kShorts * 2);
     const __m256i first = widened(values[key] + column), second = widened(values[key + 1] + column);
     const __m256i pairs[2] = {_mm256_unpacklo_epi16(first, second), _mm256_unpackhi_epi16(first, second)};
     codes = _mm256_add_epi16(codes, _mm256_add_epi16(first, second));
@@ -146,18 +159,19 @@ template <int kRows, bool fetches>
     add_sum(to, _mm256_permute2x128_si256(low, high, 0x20), unit, corrections[row]);
     add_sum(to + kLanes, _mm256_permute2x128_si256(low, high, 0x31), unit, corrections[row]);
   }
+  if (fetches) *upcoming = ahead;
 }
 
 // Adds the tile's weighted values.
 inline void weigh_codes(const Scratch& s, const State& state, int pairs, const Tile&, const i8* const* values,
-                        const i8* const* upcoming, int dim) {
+                        LinesAhead* upcoming, int dim) {
   for (int pair = 0; pair < pairs; ++pair) {
     Numbers{s.scores + pair * kTileKeys, kTileKeys}.quantise(kLargestWeight, kWeightOffset);
   }
   for (int column = 0; column < dim; column += kShorts) {
     for (int pair = 0; pair < pairs; pair += kRowBlock) {
       const int rows = min(kRowBlock, pairs - pair);
-      const i8* const* ahead = pair == 0 ? upcoming : nullptr;
+      LinesAhead* ahead = pair == 0 ? upcoming : nullptr;
       const auto weigh = [&](auto with, auto without) {
         (ahead == nullptr ? without : with)(s.scores + pair * kTileKeys, s.corrections + pair, values, ahead,
                                             s.first_key[pair], s.last_key[pair + rows - 1], column,

@@ -14,6 +14,7 @@ namespace octavo {
 constexpr int kTileKeys = 64;    // keys per softmax step, aligned to absolute positions
 constexpr int kSplitKeys = 256;  // keys per partial result, aligned likewise; a multiple of kTileKeys
 constexpr int kUnitRows = 64;    // (query row, head) pairs that share one pass over the keys
+constexpr int kMostUnits = 16;   // of a piece
 
 enum class DType : int32_t { float32 = 0, bfloat16 = 1, float16 = 2, int8 = 3, float8_e4m3 = 4 };
 
@@ -71,11 +72,13 @@ struct Unit {
   int split_end() const { return (kv_end + kSplitKeys - 1) / kSplitKeys; }
 };
 
-// Splits [split_begin, split_end) of a unit: what one thread does in a row.
+// Splits [split_begin, split_end) of a unit: what one thread does in a row. Or of several units, alike but for their KV
+// heads, which follow each other: tile by tile, of all units each.
 struct Piece {
   const Unit* unit;
   int32_t split_begin;
   int32_t split_end;
+  int32_t num_units;
 
   int first_key() const { return std::max(split_begin * kSplitKeys, unit->kv_begin); }
   int last_key() const { return std::min(split_end * kSplitKeys, unit->kv_end); }  // one past it
@@ -86,7 +89,7 @@ inline int64_t partial_floats(int pairs, int padded_dim) { return static_cast<in
 
 // One instruction set's build of the kernels.
 struct KernelTable {
-  // Floats of scratch, 64-byte aligned, that `run` and `merge` need for units of up to `pairs` pairs.
+  // Floats of scratch, 64-byte aligned, that `run` and `merge` need for each unit of a piece, of up to `pairs` pairs.
   int64_t (*scratch_floats)(int pairs, int padded_dim);
   // Computes a piece: into its unit's partials, or, when that has none, into the output. Meanwhile fetches the beginning
   // of `next`, which the same thread is likely to do after it, unless null.
@@ -97,6 +100,8 @@ struct KernelTable {
   void (*convert)(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
   // Quantises a row of floats into codes of `target_dtype`; returns its scale (see kernels/quantisation.py).
   float (*quantise)(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count);
+  // As many bytes of a tile's keys and values as a piece of several units may have; 0 where pieces are of one unit.
+  int64_t tile_bytes;
 };
 
 const KernelTable& kernels_of(int variant);  // one that is supported

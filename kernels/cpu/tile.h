@@ -21,10 +21,11 @@ struct State {
   float* maxima;    // [pairs]
   float* sums;      // [pairs]
 
+  State() = default;
   State(float* base, int pairs, int dim)
       : weighted(base), maxima(base + static_cast<int64_t>(pairs) * dim), sums(maxima + pairs) {}
 
-  void clear(int pairs, int dim) {
+  void clear(int pairs, int dim) const {
     memset(weighted, 0, sizeof(float) * pairs * dim);
     memset(sums, 0, sizeof(float) * pairs);
     for (int pair = 0; pair < pairs; ++pair) maxima[pair] = -INFINITY;
@@ -50,6 +51,7 @@ struct Scratch {
            3 * round_up(pairs) + 2 * round_up(octavo::partial_floats(pairs, dim));
   }
 
+  Scratch() = default;
   Scratch(float* base, int pairs, int dim) {
     const auto take = [&base](int64_t count) {
       float* part = base;
@@ -109,6 +111,18 @@ struct Rows : Factors<kQuantised<Page>> {
 
 // What of the tile after this one is to be fetched: a whole tile ahead, since memory takes longer to bring keys or values
 // than it takes to score or to weigh as many.
+#if defined(OCTAVO_SPREADS)
+template <class Page>
+using NextTile = Upcoming*;
+
+inline LinesAhead* keys_of(Upcoming* upcoming) { return upcoming == nullptr ? nullptr : &upcoming->keys; }
+inline LinesAhead* values_of(Upcoming* upcoming) { return upcoming == nullptr ? nullptr : &upcoming->values; }
+
+constexpr LinesAhead* kNothingAhead = nullptr;
+#else
+template <class Page>
+using NextTile = const Rows<Page>*;
+
 template <class Page>
 const Page* const* keys_of(const Rows<Page>* upcoming) {
   return upcoming == nullptr ? nullptr : upcoming->keys;
@@ -119,10 +133,12 @@ const Page* const* values_of(const Rows<Page>* upcoming) {
   return upcoming == nullptr ? nullptr : upcoming->values;
 }
 
+constexpr const float* const* kNothingAhead = nullptr;
+#endif
+
 // Scores of all pairs; meanwhile fetches `upcoming`, the keys of the next tile, unless null.
-template <class Query, class Key, class Page>
-void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page* const* upcoming, const Tile& tile,
-                int dim) {
+template <class Query, class Key, class Ahead>
+void score_tile(const Scratch& s, int pairs, const Key* const* keys, Ahead upcoming, const Tile& tile, int dim) {
   const Query* query = reinterpret_cast<const Query*>(s.query);
   const int first = tile.begin / kKeyBlock * kKeyBlock;
   for (int cached = first; cached < tile.end; cached += kCachedKeys) {
@@ -131,7 +147,7 @@ void score_tile(const Scratch& s, int pairs, const Key* const* keys, const Page*
       // Rows ascend in position, so the first sees the earliest key and the last the latest.
       const int begin = max(cached, s.first_key[pair] / kKeyBlock * kKeyBlock);
       const int end = min(cached + kCachedKeys, s.last_key[pair + rows - 1]);
-      const Page* const* ahead = pair == 0 ? upcoming : nullptr;
+      const Ahead ahead = pair == 0 ? upcoming : nullptr;
       float* scores = s.scores + pair * kTileKeys;
       score_rows(query + static_cast<int64_t>(pair) * dim, rows, keys, ahead, begin, end, dim, scores);
     }
@@ -230,12 +246,12 @@ void soften_tile(const Scratch& s, const State& state, int pairs, float scale, f
   }
 }
 
-template <class Weight, class Page, int kVectors>
-inline void value_columns(const Scratch& s, const State& state, int pairs, const Page* const* values,
-                          const Page* const* upcoming, int column, int dim) {
+template <class Weight, class Page, int kVectors, class Ahead>
+inline void value_columns(const Scratch& s, const State& state, int pairs, const Page* const* values, Ahead upcoming,
+                          int column, int dim) {
   for (int pair = 0; pair < pairs; pair += kRowBlock) {
     const int rows = min(kRowBlock, pairs - pair);
-    const Page* const* ahead = pair == 0 ? upcoming : nullptr;
+    const Ahead ahead = pair == 0 ? upcoming : nullptr;
     const Weight* weights = weights_of<Weight>(s, pair);
     const float* corrections = s.corrections + pair;
     float* weighted = state.weighted + static_cast<int64_t>(pair) * dim + column;
@@ -250,7 +266,7 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
     const auto weigh_alone = [&](const float* corrections, int from, int to) {
       for (int row = 0; row < rows; ++row) {
         const int first = max(from, s.first_key[pair + row]), last = min(to, s.last_key[pair + row]);
-        value_rows<Page, kVectors>(1, weights_of<Weight>(s, pair + row), corrections + row, values, nullptr, first, last,
+        value_rows<Page, kVectors>(1, weights_of<Weight>(s, pair + row), corrections + row, values, Ahead{}, first, last,
                                    column, weighted + static_cast<int64_t>(row) * dim, dim);
       }
     };
@@ -264,9 +280,8 @@ inline void value_columns(const Scratch& s, const State& state, int pairs, const
 }
 
 // Adds the tile's weighted values; meanwhile fetches `upcoming`, the values of the next tile, unless null.
-template <class Weight, class Page>
-void weigh_tile(const Scratch& s, const State& state, int pairs, const Page* const* values,
-                const Page* const* upcoming, int dim) {
+template <class Weight, class Page, class Ahead>
+void weigh_tile(const Scratch& s, const State& state, int pairs, const Page* const* values, Ahead upcoming, int dim) {
   int column = 0;
   for (; column + kColumnVectors * kLanes <= dim; column += kColumnVectors * kLanes) {
     value_columns<Weight, Page, kColumnVectors>(s, state, pairs, values, upcoming, column, dim);

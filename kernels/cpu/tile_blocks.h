@@ -4,6 +4,7 @@
 #pragma once
 
 #include "float_row.h"
+#include "lines_ahead.h"
 #include "paged_attention.h"
 #include "simd.h"
 
@@ -52,107 +53,72 @@ inline vfloat in_register(vfloat x) {
   return x;
 }
 
-// Asks for rows that follow each other line by line, which memory and its prefetchers like best.
-template <class Page, bool fetches>
-class LinesAhead {
- public:
-  // From the element on that is `element` elements behind the beginning of the first row. No rows unless it fetches.
-  LinesAhead(const Page* const* rows, int num_rows, int dim, int element)
-      : row_(rows + element / dim), end_(rows + num_rows), column_(element % dim), dim_(dim) {}
+// sum + a * b. In assembler: with intrinsics GCC 12 copies sums.
+inline vfloat add_product(vfloat sum, vfloat a, vfloat b) {
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  return sum;
+}
 
-  // The share of a step that reads so many elements after as many others as are given: evenly, as lines are needed.
-  void fetch_share(int elements_before, int elements) {
-    if (!fetches) return;
-    if (elements >= kLine) {
-      for (int i = 0; i < elements / kLine; ++i) fetch();
-    } else if (elements_before % kLine == 0) {
-      fetch();
-    }
-  }
-
- private:
-  static constexpr int kLine = 64 / static_cast<int>(sizeof(Page));  // elements
-
-  void fetch() {
-    if (row_ >= end_) return;
-    __builtin_prefetch(*row_ + column_, 0, 2);
-    column_ += kLine;
-    if (column_ < dim_) return;
-    column_ = 0;
-    ++row_;
-  }
-
-  const Page* const* row_;
-  const Page* const* end_;
-  int column_;
-  int dim_;
-};
-
-template <class Key, int kRows, bool fetches, class Page>
-[[gnu::noinline]] void score_keys(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
-                                  float* scores) {
-  constexpr int kKeys = kKeysAtOnce<kRows>, kStep = kParts * kLanes;
-  vfloat sums[kRows][kKeyBlock];
+// Of keys begin .. end - 1, kKeyBlock at a time.
+template <class Key, int kRows, bool fetches>
+[[gnu::noinline]] void score_keys(const float* query, const Key* const* keys, LinesAhead* upcoming, int begin, int end,
+                                  int dim, float* scores) {
+  constexpr int kKeys = kKeysAtOnce<kRows>, kStep = kParts * kLanes, kKeyBytes = kKeys * sizeof(Key);
+  LinesAhead ahead;
+  if (fetches) ahead = *upcoming;
+  for (int block = begin; block < end; block += kKeyBlock) {
+    vfloat sums[kRows][kKeyBlock];
 #pragma GCC unroll 2
-  for (int first = 0; first < kKeyBlock; first += kKeys) {
-    vfloat part[kRows][kKeys];
+    for (int first = 0; first < kKeyBlock; first += kKeys) {
+      vfloat part[kRows][kKeys];
 #pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) part[row][k] = vfloat{};
-    }
-    LinesAhead<Page, fetches> ahead(upcoming + first, kKeys, dim, 0);
-    for (int i = 0; i < dim; i += kStep) {
-      ahead.fetch_share(kKeys * i, kKeys * kStep);
+        for (int k = 0; k < kKeys; ++k) part[row][k] = vfloat{};
+      }
+      for (int i = 0; i < dim; i += kStep) {
+        if (fetches) ahead.fetch_share(kKeyBytes * i, kKeyBytes * kStep);
 #pragma GCC unroll 2
-      for (int v = 0; v < kParts; ++v) {
-        vfloat key[kKeys];
+        for (int v = 0; v < kParts; ++v) {
+          vfloat key[kKeys];
 #pragma GCC unroll 4
-        for (int k = 0; k < kKeys; ++k) key[k] = in_register(load_part(keys[first + k] + i, v));
+          for (int k = 0; k < kKeys; ++k) key[k] = in_register(load_part(keys[block + first + k] + i, v));
 #pragma GCC unroll 4
-        for (int row = 0; row < kRows; ++row) {
-          const vfloat q = in_register(load(query + row * dim + i + v * kLanes));
+          for (int row = 0; row < kRows; ++row) {
+            const vfloat q = in_register(load(query + row * dim + i + v * kLanes));
 #pragma GCC unroll 4
-          for (int k = 0; k < kKeys; ++k) part[row][k] = fma(q, key[k], part[row][k]);
+            for (int k = 0; k < kKeys; ++k) part[row][k] = add_product(part[row][k], q, key[k]);
+          }
         }
       }
-    }
 #pragma GCC unroll 4
-    for (int row = 0; row < kRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-      for (int k = 0; k < kKeys; ++k) sums[row][first + k] = part[row][k];
+        for (int k = 0; k < kKeys; ++k) sums[row][first + k] = part[row][k];
+      }
     }
+    store_scores<kRows>(sums, scores + block);
   }
-  store_scores<kRows>(sums, scores);
+  if (fetches) *upcoming = ahead;
 }
-
-template <class Key, int kRows, class Page>
-inline void score_block(const float* query, const Key* const* keys, const Page* const* upcoming, int dim,
-                        float* scores) {
-  const auto score = upcoming == nullptr ? score_keys<Key, kRows, false, Page> : score_keys<Key, kRows, true, Page>;
-  score(query, keys, upcoming, dim, scores);
-}
-
-// Whether each block of a few columns of values asks for its own share of lines. Of wider elements a block has half a line
-// or more: there the one that begins a line asks for all of it, and the others are spared the counting.
-template <class Page>
-constexpr bool kFetchesEvenly = sizeof(Page) == 1;
 
 // Vectors kFirst .. kFirst + kVectors - 1 of those from `column` on.
 template <class Page, int kRows, int kVectors, int kFirst, bool fetches>
 [[gnu::noinline]] void value_block(const float* weights, const float* corrections, const Page* const* values,
-                        const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
+                        LinesAhead* upcoming, int begin, int end, int column, float* weighted, int dim) {
   float* own = weighted + kFirst * kLanes;
+  LinesAhead ahead;
+  if (fetches) ahead = *upcoming;
   vfloat sums[kRows][kVectors];
 #pragma GCC unroll 4
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) sums[row][v] = load(own + row * dim + v * kLanes) * corrections[row];
   }
-  LinesAhead<Page, fetches> ahead(upcoming, kTileKeys, dim, (column + kFirst * kLanes) * kTileKeys);
   for (int key = begin; key < end; ++key) {
     const Page* p = values[key] + column;
-    ahead.fetch_share(kFetchesEvenly<Page> ? kVectors * kLanes * key : 0, kVectors * kLanes);
+    constexpr int kBytes = kVectors * kLanes * sizeof(Page);
+    if (fetches) ahead.fetch_share(kBytes * key, kBytes);
     vfloat value[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -172,38 +138,54 @@ template <class Page, int kRows, int kVectors, int kFirst, bool fetches>
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) store(own + row * dim + v * kLanes, sums[row][v]);
   }
+  if (fetches) *upcoming = ahead;
 }
 
 template <class Page, int kRows, int kVectors, int kFirst = 0>
-inline void value_blocks(const float* weights, const float* corrections, const Page* const* values,
-                         const Page* const* upcoming, int begin, int end, int column, float* weighted, int dim) {
+inline void value_vectors(const float* weights, const float* corrections, const Page* const* values,
+                         LinesAhead* upcoming, int begin, int end, int column, float* weighted, int dim) {
   constexpr int kLeft = kVectors - kFirst, kCount = kLeft < kVectorsAtOnce<kRows> ? kLeft : kVectorsAtOnce<kRows>;
-  constexpr bool kFetches = kFetchesEvenly<Page> || kFirst * kLanes * sizeof(Page) % 64 == 0;
-  const auto weigh = kFetches && upcoming != nullptr ? value_block<Page, kRows, kCount, kFirst, kFetches>
-                                                     : value_block<Page, kRows, kCount, kFirst, false>;
+  const auto weigh = upcoming != nullptr ? value_block<Page, kRows, kCount, kFirst, true>
+                                         : value_block<Page, kRows, kCount, kFirst, false>;
   weigh(weights, corrections, values, upcoming, begin, end, column, weighted, dim);
   if constexpr (kCount < kLeft) {
-    value_blocks<Page, kRows, kVectors, kFirst + kCount>(weights, corrections, values, upcoming, begin, end, column,
+    value_vectors<Page, kRows, kVectors, kFirst + kCount>(weights, corrections, values, upcoming, begin, end, column,
                                                          weighted, dim);
   }
 }
 
-// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches those rows of
-// `upcoming`.
-template <class Query, class Key, class Page>
-inline void score_rows(const Query* query, int rows, const Key* const* keys, const Page* const* upcoming, int begin,
-                       int end, int dim, float* scores) {
-  for (int key = begin; key < end; key += kKeyBlock) {
-    const Page* const* ahead = upcoming == nullptr ? nullptr : upcoming + key;
-    if (rows == kRowBlock) {
-      score_block<Key, kRowBlock>(query, keys + key, ahead, dim, scores + key);
-    } else if (rows == 3) {
-      score_block<Key, 3>(query, keys + key, ahead, dim, scores + key);
-    } else if (rows == 2) {
-      score_block<Key, 2>(query, keys + key, ahead, dim, scores + key);
-    } else {
-      score_block<Key, 1>(query, keys + key, ahead, dim, scores + key);
-    }
+// Bytes from a row of values to the last of those that are weighed before the next columns. Lines of the same columns lie
+// apart by powers of two and share few sets of L1, which has to hold them until both of their halves have been weighed.
+constexpr int kValueSpan = 16 * 1024;
+
+template <class Page, int kRows, int kVectors>
+inline void value_blocks(const float* weights, const float* corrections, const Page* const* values, LinesAhead* upcoming,
+                         int begin, int end, int column, float* weighted, int dim) {
+  static constexpr float kNone[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  const int row_bytes = dim * static_cast<int>(sizeof(Page));
+  const int keys = upcoming == nullptr ? kTileKeys : max(kValueSpan / row_bytes, 16);
+  int from = begin;
+  do {
+    const int to = min(from + keys, end);
+    value_vectors<Page, kRows, kVectors>(weights, corrections, values, upcoming, from, to, column, weighted, dim);
+    corrections = kNone;
+    from = to;
+  } while (from < end);
+}
+
+// Scores of up to kRowBlock pairs against keys begin .. end - 1 of the tile; meanwhile fetches as many lines of
+// `upcoming`, unless null.
+template <class Key>
+inline void score_rows(const float* query, int rows, const Key* const* keys, LinesAhead* upcoming, int begin, int end,
+                       int dim, float* scores) {
+  const auto score = [&](auto with, auto without) {
+    (upcoming == nullptr ? without : with)(query, keys, upcoming, begin, end, dim, scores);
+  };
+  switch (rows) {
+    case 4: return score(score_keys<Key, 4, true>, score_keys<Key, 4, false>);
+    case 3: return score(score_keys<Key, 3, true>, score_keys<Key, 3, false>);
+    case 2: return score(score_keys<Key, 2, true>, score_keys<Key, 2, false>);
+    default: return score(score_keys<Key, 1, true>, score_keys<Key, 1, false>);
   }
 }
 
@@ -282,10 +264,10 @@ inline void value_blocks(const float* weights, const float* corrections, const P
 
 // Adds the weighted values of up to kRowBlock pairs, kVectors vectors of them; `weighted` begins where `column` is.
 // Meanwhile fetches the same part of `ahead`, unless null.
-template <class Page, int kVectors, class Weight>
+template <class Page, int kVectors, class Weight, class Ahead>
 [[gnu::always_inline]]
 inline void value_rows(int rows, const Weight* weights, const float* corrections, const Page* const* values,
-                       const Page* const* ahead, int begin, int end, int column, float* weighted, int dim) {
+                       Ahead ahead, int begin, int end, int column, float* weighted, int dim) {
   if (rows == kRowBlock) {
     value_blocks<Page, kRowBlock, kVectors>(weights, corrections, values, ahead, begin, end, column, weighted, dim);
   } else if (rows == 3) {

@@ -14,7 +14,7 @@
 namespace {
 
 inline void attend_tile(const i8*, const octavo::AttendCall& call, int pairs, const Tile& tile, const Rows<i8>& rows,
-                        const Rows<i8>* upcoming, const Scratch& s, const State& state) {
+                        NextTile<i8> upcoming, const Scratch& s, const State& state) {
   const int dim = call.head_dim;
   score_tile<Place>(s, pairs, rows.keys, keys_of(upcoming), tile, dim);
   soften_tile<Place>(s, state, pairs, call.scale, call.softcap, rows);

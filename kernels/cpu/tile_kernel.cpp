@@ -13,79 +13,21 @@
 #include "tile.h"
 #include "tile_bf16.h"
 #include "tile_codes.h"
+#include "tile_rows.h"
 
 namespace {
 
-using octavo::AttendCall;
 using octavo::DType;
+using octavo::kMostUnits;
 using octavo::kSplitKeys;
-using octavo::Piece;
 
 constexpr int kWideningPairs = 12;  // from this many pairs on, widening a tile once is cheaper than in registers
 
-// Takes the scales of a tile whose turn has come, times the unit in which its elements are read.
-template <class Page>
-inline void take_factors(Rows<Page>& rows) {
-  for (int at = 0; at < kTileKeys; ++at) rows.key_factors[at] = rows.value_factors[at] = 1.0f;
-  for (int i = 0; i < rows.num_runs; ++i) {
-    const ScaleRun& run = rows.runs[i];
-    for (int at = run.begin; at < run.end; ++at) {
-      rows.key_factors[at] = run.keys[at - run.begin] * kCodeUnit<Page>;
-      rows.value_factors[at] = run.values[at - run.begin] * kCodeUnit<Page>;
-    }
-  }
-}
-
-// Entries outside the visible part repeat a visible row: register blocks may touch them, and their scores are masked.
-template <class Page>
-void locate(const AttendCall& call, const Unit& unit, const Tile& tile, Rows<Page>& rows) {
-  const int32_t* table = call.block_table + unit.sequence * call.block_table_stride;
-  const int64_t head = static_cast<int64_t>(unit.kv_head) * call.block_size * call.head_dim;
-  const int64_t head_dim = call.head_dim;
-  if constexpr (kQuantised<Page>) rows.num_runs = 0;
-  int key = tile.begin;
-  while (key < tile.end) {
-    const int position = tile.start + key;
-    const int block = position / call.block_size;
-    const int64_t page = table[block];
-    const int64_t offset = head + static_cast<int64_t>(position - block * call.block_size) * call.head_dim;
-    const Page* key_row = static_cast<const Page*>(call.key_pages) + page * call.key_page_stride + offset;
-    const Page* value_row = static_cast<const Page*>(call.value_pages) + page * call.value_page_stride + offset;
-    const int end = min(tile.end, key + (block + 1) * call.block_size - position);
-    if constexpr (kQuantised<Page>) {
-      const int64_t slot = unit.kv_head * call.block_size + position - block * call.block_size;
-      const float* key_scales = call.key_scales + page * call.key_scale_stride + slot;
-      const float* value_scales = call.value_scales + page * call.value_scale_stride + slot;
-      prefetch(key_scales, end - key);
-      prefetch(value_scales, end - key);
-      rows.runs[rows.num_runs++] = {key_scales, value_scales, key, end};
-    }
-    for (int i = 0; i < end - key; ++i) {
-      rows.keys[key + i] = key_row + i * head_dim;
-      rows.values[key + i] = value_row + i * head_dim;
-    }
-    key = end;
-  }
-  const auto repeat = [&rows, &tile](int at) {
-    rows.keys[at] = rows.keys[tile.begin];
-    rows.values[at] = rows.values[tile.begin];
-  };
-  for (int at = 0; at < tile.begin; ++at) repeat(at);
-  for (int at = tile.end; at < kTileKeys; ++at) repeat(at);
-}
-
-void mark_visible(const AttendCall& call, const Unit& unit, const Tile& tile, const Scratch& s) {
-  const int group = call.group();
-  for (int row = 0; row < unit.num_rows; ++row) {
-    const int position = unit.first_position + row;
-    const int begin = call.window > 0 ? max(tile.begin, position - call.window + 1 - tile.start) : tile.begin;
-    const int end = min(tile.end, position + 1 - tile.start);
-    for (int head = 0; head < group; ++head) {
-      s.first_key[row * group + head] = begin;
-      s.last_key[row * group + head] = end;
-    }
-  }
-}
+#if defined(OCTAVO_SPREADS)
+constexpr int64_t kTileBytes = 128 * 1024;  // this tile's and the next's stay in half of the second cache
+#else
+constexpr int64_t kTileBytes = 0;
+#endif
 
 template <class Page>
 inline bool widens(const AttendCall& call, int pairs) {
@@ -95,7 +37,7 @@ inline bool widens(const AttendCall& call, int pairs) {
 // `upcoming` is the next tile, to be fetched meanwhile, or null.
 template <class Page>
 void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& tile, const Rows<Page>& rows,
-                 const Rows<Page>* upcoming, const Scratch& s, const State& state) {
+                 NextTile<Page> upcoming, const Scratch& s, const State& state) {
   const int dim = call.padded_dim();
   if (!widens<Page>(call, pairs)) {
     score_tile<float>(s, pairs, rows.keys, keys_of(upcoming), tile, dim);
@@ -108,18 +50,51 @@ void attend_tile(const float*, const AttendCall& call, int pairs, const Tile& ti
     wide.keys[key] = s.keys + key * (dim + kRowGap);
     wide.values[key] = s.values + key * (dim + kRowGap);
   }
-  constexpr const float* const* nothing = nullptr;
   for (int key = tile.begin; key < tile.end; ++key) {
     widen_page_row(rows.keys[key], s.keys + key * (dim + kRowGap), call.head_dim, dim);
   }
-  score_tile<float>(s, pairs, wide.keys, nothing, tile, dim);
+  score_tile<float>(s, pairs, wide.keys, kNothingAhead, tile, dim);
   soften_tile<float>(s, state, pairs, call.scale, call.softcap, rows);
   for (int key = tile.begin; key < tile.end; ++key) {
     widen_page_row(rows.values[key], s.values + key * (dim + kRowGap), call.head_dim, dim);
   }
-  weigh_tile<float>(s, state, pairs, wide.values, nothing, dim);
+  weigh_tile<float>(s, state, pairs, wide.values, kNothingAhead, dim);
 }
 
+#if defined(OCTAVO_SPREADS)
+// Attends one split of a piece's units into their `states`, from nothing, by products of Number (float, or codes). The
+// next tile's lines are fetched meanwhile, after the last one's those of the first of `next`.
+template <class Number, class Page>
+void attend_split(const AttendCall& call, const Piece& piece, int split, const Piece* next, const Scratch* scratch,
+                  const State* states) {
+  const int pairs = piece.unit->num_rows * call.group(), dim = call.padded_dim();
+  for (int i = 0; i < piece.num_units; ++i) states[i].clear(pairs, dim);
+  const int end = min((split + 1) * kSplitKeys, piece.unit->kv_end);
+  const int first = max(split * kSplitKeys, piece.unit->kv_begin / kTileKeys * kTileKeys);
+  Rows<Page> rows;
+  TileLines lines;
+  for (int start = first; start < end; start += kTileKeys) {
+    if (start + kTileKeys < piece.last_key()) {
+      line_up<Page>(call, piece, Tile(*piece.unit, start + kTileKeys), lines);
+    } else if (next != nullptr) {
+      line_up<Page>(call, *next, Tile(*next->unit, next->first_key() / kTileKeys * kTileKeys), lines);
+    } else {
+      lines.num_runs = 0;
+    }
+    Upcoming upcoming(lines);
+    NextTile<Page> ahead = lines.num_runs == 0 ? nullptr : &upcoming;
+    const Tile tile(*piece.unit, start);
+    for (int i = 0; i < piece.num_units; ++i) {
+      const Unit& unit = piece.unit[i];
+      locate(call, unit, tile, rows);
+      if constexpr (kQuantised<Page>) take_factors(rows);
+      mark_visible(call, unit, tile, scratch[i]);
+      const Number* chosen = nullptr;
+      attend_tile(chosen, call, pairs, tile, rows, ahead, scratch[i], states[i]);
+    }
+  }
+}
+#else
 // Attends one split of a piece into `state`, from nothing, by products of Number (float or bf16). Tiles are fetched one
 // ahead, after the last one the first of `next`.
 template <class Number, class Page>
@@ -147,6 +122,7 @@ void attend_split(const AttendCall& call, const Piece& piece, int split, const P
     attend_tile(chosen, call, unit.num_rows * call.group(), tile, rows[current], upcoming, s, state);
   }
 }
+#endif
 
 // Folds the next split's state into the total (log-sum-exp merge). One without a maximum has seen nothing, or scores that
 // are no numbers, which its sum shows.
@@ -229,6 +205,29 @@ void write_output(const AttendCall& call, const Unit& unit, State total) {
   }
 }
 
+#if defined(OCTAVO_SPREADS)
+template <class Number, class Page>
+void run_splits(const AttendCall& call, const Piece& piece, const Piece* next_piece, const Scratch* scratch) {
+  const int pairs = piece.unit->num_rows * call.group(), dim = call.padded_dim();
+  const bool is_whole = piece.unit->partials == nullptr;
+  State states[kMostUnits], totals[kMostUnits];
+  for (int i = 0; i < piece.num_units; ++i) {
+    states[i] = State(scratch[i].split, pairs, dim);
+    totals[i] = State(scratch[i].total, pairs, dim);
+    if (is_whole) totals[i].clear(pairs, dim);
+  }
+  for (int split = piece.split_begin; split < piece.split_end; ++split) {
+    for (int i = 0; i < piece.num_units && !is_whole; ++i) {
+      const Unit& unit = piece.unit[i];
+      states[i] =
+          State(unit.partials + (split - unit.split_begin()) * octavo::partial_floats(pairs, dim), pairs, dim);
+    }
+    attend_split<Number, Page>(call, piece, split, next_piece, scratch, states);
+    for (int i = 0; i < piece.num_units && is_whole; ++i) fold(totals[i], states[i], pairs, dim);
+  }
+  for (int i = 0; i < piece.num_units && is_whole; ++i) write_output(call, piece.unit[i], totals[i]);
+}
+#else
 template <class Number, class Page>
 void run_splits(const AttendCall& call, const Piece& piece, const Piece* next_piece, const Scratch& s) {
   const Unit& unit = *piece.unit;
@@ -248,7 +247,27 @@ void run_splits(const AttendCall& call, const Piece& piece, const Piece* next_pi
   }
   write_output(call, unit, total);
 }
+#endif
 
+#if defined(OCTAVO_SPREADS)
+void run(const AttendCall& call, const Piece& piece, const Piece* next, float* scratch) {
+  const int pairs = piece.unit->num_rows * call.group(), dim = call.padded_dim();
+  Scratch own[kMostUnits];
+  for (int i = 0; i < piece.num_units; ++i) {
+    own[i] = Scratch(scratch + i * Scratch::floats(pairs, dim), pairs, dim);
+    load_query(call, piece.unit[i], own[i]);
+    if (multiplies_codes(call)) quantise_query(own[i], pairs, call.head_dim);
+  }
+  if (multiplies_codes(call)) return run_splits<i8, i8>(call, piece, next, own);
+  switch (call.pages_dtype) {
+    case DType::float32: return run_splits<float, float>(call, piece, next, own);
+    case DType::bfloat16: return run_splits<float, bf16>(call, piece, next, own);
+    case DType::float16: return run_splits<float, f16>(call, piece, next, own);
+    case DType::int8: return run_splits<float, i8>(call, piece, next, own);
+    case DType::float8_e4m3: return run_splits<float, f8>(call, piece, next, own);
+  }
+}
+#else
 void run(const AttendCall& call, const Piece& piece, const Piece* next, float* scratch) {
   const Unit& unit = *piece.unit;
   const Scratch s(scratch, unit.num_rows * call.group(), call.padded_dim());
@@ -277,6 +296,7 @@ void run(const AttendCall& call, const Piece& piece, const Piece* next, float* s
     case DType::float8_e4m3: return run_splits<float, f8>(call, piece, next, s);
   }
 }
+#endif
 
 void merge(const AttendCall& call, const Unit& unit, float* scratch) {
   const int pairs = unit.num_rows * call.group(), dim = call.padded_dim();
@@ -372,5 +392,5 @@ float quantise(const void* source, DType source_dtype, void* target, DType targe
 }  // namespace
 
 namespace octavo {
-extern const KernelTable OCTAVO_KERNELS = {Scratch::floats, run, merge, convert, quantise};
+extern const KernelTable OCTAVO_KERNELS = {Scratch::floats, run, merge, convert, quantise, kTileBytes};
 }  // namespace octavo

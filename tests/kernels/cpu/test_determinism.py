@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
+from kernels.attention import KVPages
 from kernels.cpu.library import Variant
 
 OPTIONS = [{}, {"window": 100}, {"window": 300}, {"softcap": 5.0}, {"window": 300, "sinks": True}]
@@ -103,6 +104,27 @@ def test_a_sequence_alone_equals_itself_in_a_mixed_batch(
         start = int(batch.metadata.query_start_loc[sequence])
         alone = attended(rows_of(batch, sequence, 0, rows), backend, **options)
         assert torch.equal(alone, together[start : start + rows]), f"sequence {sequence}"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("pages_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(8, 2, 128), (5, 5, 64), (6, 3, 80), (8, 8, 16)])
+def test_a_head_alone_equals_itself_among_those_walked_with_it(
+    native_each_variant, batch_of, two_threads, num_q_heads, num_kv_heads, head_dim, pages_dtype, options
+):
+    shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    lengths = [(1, length) for length in (700, 300, 1, 257, 64, 16, 530, 2100, 4500)]
+    batch = batch_of([*lengths, (3, 40)], pages_dtype=pages_dtype, **shape)
+    together = attended(batch, native_each_variant, **options)
+    group = num_q_heads // num_kv_heads
+    for head in range(num_kv_heads):
+        parts = [getattr(batch.pages, field.name) for field in fields(KVPages)]
+        pages = [part if part is None else part[:, head : head + 1] for part in parts]
+        queries = slice(head * group, (head + 1) * group)
+        one = replace(batch, query=batch.query[:, queries].contiguous(), pages=KVPages(*pages))
+        sinks = {"sinks": SINKS[queries]} if options.get("sinks") else {}
+        alone = one.attend(native_each_variant, **{**options, **sinks})
+        assert torch.equal(alone, together[:, queries]), f"KV head {head}"
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
