@@ -26,6 +26,7 @@ from scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 CONTEXT = 1024
+ROOMY = 800  # pages for all requests at once; more only make audits longer
 
 
 @pytest.fixture(
@@ -112,14 +113,14 @@ def generate(engine: Engine, batches: list[list[EngineRequest]]) -> dict[str, li
 @pytest.mark.slow
 def test_c14_f04_g10_same_tokens_alone_together_in_chunks_and_under_preemption(model: CausalLM) -> None:
     asked = requests(model.spec.vocab_size)
-    together = build(model, 4000, 512, caching=False)
-    chunked = build(model, 4000, 64, caching=True)
+    together = build(model, ROOMY, 512, caching=False)
+    chunked = build(model, ROOMY, 64, caching=True)
     # just enough for the longest request alone, in chunks of 64
     groups = plan_groups([layer.window for layer in model.spec.layers])
     tight = Capacity(groups, BLOCK_SIZE, 0, 64).peak_pages(530 + 16 - 1, 64)
     squeezed = build(model, tight, 512, caching=True)
 
-    alone = generate(build(model, 4000, 512, caching=False), [[request] for request in asked])
+    alone = generate(build(model, ROOMY, 512, caching=False), [[request] for request in asked])
     assert [len(tokens) for tokens in alone.values()] == [request.sampling.max_tokens for request in asked]
     assert generate(together, [asked]) == alone
     assert together.stats().num_preemptions == 0

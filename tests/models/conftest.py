@@ -169,8 +169,8 @@ HF_LAYER_NAMES = {
 
 @pytest.fixture(scope="session")
 def table_rows() -> torch.Tensor:
-    """The rows of the demo model's table that transformers is given: those of the tokens of prompts, and a few of all
-    others. The whole table is the most of the model, and compared by itself in ``test_loader.py``.
+    """The rows of the demo model's table that transformers is given, since the whole is two thirds of the model: those
+    of the tokens that prompts have, and of all others every 61st.
     """
     return torch.cat([torch.arange(20_000), torch.arange(20_000, 262_144, 61)])
 
