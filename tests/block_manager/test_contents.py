@@ -6,10 +6,10 @@ its own, drawn from the sequence's tokens up to it, so that sequences share cont
 
 from __future__ import annotations
 
+import functools
 import random
 import zlib
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from block_manager.transfers import TransferKind
 HEADS, DIM = 2, 4
 
 
-@cache
+@functools.cache
 def drawn(seed: int) -> torch.Tensor:
     """A key and a value [2, HEADS, DIM]."""
     return torch.rand(2, HEADS, DIM, generator=torch.Generator().manual_seed(seed))

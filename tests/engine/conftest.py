@@ -20,7 +20,6 @@ from engine.startup import StageTimes, build_engine
 from kernels.backends import choose_backend
 from tests.engine.fake_device import FakeDevice
 
-
 NUM_PAGES = 500  # room for every test; an audit of as many as memory allows takes far longer than a step
 
 

@@ -120,6 +120,5 @@ def test_stored_weights_are_the_same_in_chunks_of_any_size(
 @pytest.mark.slow
 def test_the_default_model_keeps_the_bits_of_its_file(library: NativeLibrary, default_gguf: Path) -> None:
     model = load(default_gguf, library, Quantization.STORED)
-    # the file has 247 MB of weights; K kinds take a little more here, and the tied table is there once; what floats take
-    # is in test_loader.py
+    # the file has 247 MB of weights; K kinds take a little more here, and the tied table is there once
     assert 245e6 < model.weight_bytes() < 250e6
