@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -147,11 +148,14 @@ def imports_of(name: str, source: str, modules: Mapping[str, object], is_package
     return list(dict.fromkeys(walk(ast.parse(source), False)))
 
 
-IMPORTS = [
-    found
-    for module, path in MODULES.items()
-    for found in imports_of(module, path.read_text(encoding="utf-8"), MODULES, path.name == "__init__.py")
-]
+@cache
+def imports() -> list[Import]:
+    """Every import of every module."""
+    return [
+        found
+        for module, path in MODULES.items()
+        for found in imports_of(module, path.read_text(encoding="utf-8"), MODULES, path.name == "__init__.py")
+    ]
 
 
 def is_allowed(found: Import) -> bool:
@@ -170,13 +174,13 @@ def is_allowed(found: Import) -> bool:
 
 
 def test_packages_import_downwards_only() -> None:
-    assert [str(found) for found in IMPORTS if not is_allowed(found)] == []
+    assert [str(found) for found in imports() if not is_allowed(found)] == []
 
 
 def test_no_product_package_imports_server() -> None:
     outside = [
         found
-        for found in IMPORTS
+        for found in imports()
         if found.package == "server" and not found.importer.startswith(("server", "benchmarks"))
     ]
 
@@ -184,18 +188,20 @@ def test_no_product_package_imports_server() -> None:
 
 
 def test_no_product_module_imports_transformers() -> None:
-    assert [str(found) for found in IMPORTS if found.package == "transformers"] == []
+    assert [str(found) for found in imports() if found.package == "transformers"] == []
 
 
 def test_server_names_no_device_library() -> None:
-    devices = [found for found in IMPORTS if found.importer.startswith("server") and found.package in DEVICE_LIBRARIES]
+    devices = [
+        found for found in imports() if found.importer.startswith("server") and found.package in DEVICE_LIBRARIES
+    ]
 
     assert [str(found) for found in devices] == []
 
 
 def test_there_are_no_circles() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
-    for found in IMPORTS:
+    for found in imports():
         if found.target in MODULES and found.target != found.importer:
             graph[found.importer].add(found.target)
 

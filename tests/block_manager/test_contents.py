@@ -6,6 +6,7 @@ its own, drawn from the sequence's tokens up to it, so that sequences share cont
 
 from __future__ import annotations
 
+import functools
 import random
 import zlib
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from block_manager.manager import BlockManager
 from block_manager.transfers import TransferKind
 
 HEADS, DIM = 2, 4
+
+
+@functools.cache
+def drawn(seed: int) -> torch.Tensor:
+    """A key and a value [2, HEADS, DIM]."""
+    return torch.rand(2, HEADS, DIM, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass
@@ -46,9 +53,7 @@ class Storage:
     def rows(self, layer: int, token_ids: list[int], positions: range) -> torch.Tensor:
         """Keys and values [2, len(positions), HEADS, DIM] that ``layer`` computes there."""
         seeds = [zlib.crc32(bytes([layer, *token_ids[: position + 1]])) for position in positions]
-        return torch.stack(
-            [torch.rand(2, HEADS, DIM, generator=torch.Generator().manual_seed(seed)) for seed in seeds], dim=1
-        )
+        return torch.stack([drawn(seed) for seed in seeds], dim=1)
 
     def carry_out_transfers(self) -> None:
         for transfer in self.blocks.take_transfers():

@@ -47,7 +47,7 @@ def bodies() -> list[dict[str, object]]:
             {
                 "model": "tiny",
                 "prompt": prompt,
-                "max_tokens": rng.choice([10, 40, 120]),
+                "max_tokens": rng.choice([10, 20, 60]),
                 "temperature": 2.0 if index % 4 == 0 else 0.0,
                 "seed": index,
                 "ignore_eos": True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,11 +26,16 @@ from scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
 CONTEXT = 1024
+ROOMY = 800  # pages for all requests at once; more only make audits longer
 
 
-@pytest.fixture(scope="module", params=["auto", "none"], ids=["own bits", "float32"])
-def model(default_gguf: Path, request: pytest.FixtureRequest) -> CausalLM:
-    checkpoint = resolve_checkpoint(str(default_gguf))
+@pytest.fixture(
+    scope="module", params=[("default_gguf", "auto"), ("tiny_gemma3_dir", "none")], ids=["own bits", "float32"]
+)
+def model(request: pytest.FixtureRequest) -> CausalLM:
+    """The demo model as it is stored, and a tiny one of its architecture in float32."""
+    fixture, quantization = request.param
+    checkpoint = resolve_checkpoint(str(request.getfixturevalue(fixture)))
     backend, warnings = choose_backend(torch.device("cpu"))
     assert not warnings
     return load_model(
@@ -40,23 +44,24 @@ def model(default_gguf: Path, request: pytest.FixtureRequest) -> CausalLM:
         device=torch.device("cpu"),
         dtype=torch.float32,
         backend=backend,
-        forms=choose_forms(request.param, backend),
+        forms=choose_forms(quantization, backend),
         on_progress=None,
     )
 
 
-def requests() -> list[EngineRequest]:
-    """16 requests; one crosses the window of 512 and several chunks, some share a prefix, most grow past a page or two.
+def requests(vocab_size: int) -> list[EngineRequest]:
+    """16 requests; one crosses every window and several chunks, some share a prefix, most grow past a page or two.
 
     The short ones start small and grow long: that, not their prompts, is what a tight pool cannot foresee.
     """
     rng = random.Random(16)
-    shared = [rng.randrange(1000, 20000) for _ in range(100)]
+    tokens = range(3, min(vocab_size, 20000))
+    shared = rng.choices(tokens, k=100)
     lengths = [4, 15, 16, 17, 31, 33, 12, 14, 20, 9, 11, 28, 13, 10, 8, 530]
     made = []
     for index, length in enumerate(lengths):
         common = shared[: min(length - 1, 100)] if index % 3 == 0 else []
-        prompt = [2, *common, *(rng.randrange(1000, 20000) for _ in range(length))][:length]
+        prompt = [2, *common, *rng.choices(tokens, k=length)][:length]
         sampling = SamplingParams(max_tokens=16 if length > 512 else 24, temperature=0.0, ignore_eos=True)
         made.append(EngineRequest(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
     return made
@@ -106,21 +111,21 @@ def generate(engine: Engine, batches: list[list[EngineRequest]]) -> dict[str, li
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_c14_f04_g10_same_tokens_alone_together_in_chunks_and_under_preemption(model: CausalLM) -> None:
-    together = build(model, 4000, 512, caching=False)
-    chunked = build(model, 4000, 64, caching=True)
+    asked = requests(model.spec.vocab_size)
+    together = build(model, ROOMY, 512, caching=False)
+    chunked = build(model, ROOMY, 64, caching=True)
     # just enough for the longest request alone, in chunks of 64
     groups = plan_groups([layer.window for layer in model.spec.layers])
     tight = Capacity(groups, BLOCK_SIZE, 0, 64).peak_pages(530 + 16 - 1, 64)
     squeezed = build(model, tight, 512, caching=True)
 
-    alone = generate(build(model, 4000, 512, caching=False), [[request] for request in requests()])
-    assert [len(tokens) for tokens in alone.values()] == [request.sampling.max_tokens for request in requests()]
-    assert generate(together, [requests()]) == alone
+    alone = generate(build(model, ROOMY, 512, caching=False), [[request] for request in asked])
+    assert [len(tokens) for tokens in alone.values()] == [request.sampling.max_tokens for request in asked]
+    assert generate(together, [asked]) == alone
     assert together.stats().num_preemptions == 0
-    assert generate(chunked, [requests()]) == alone
+    assert generate(chunked, [asked]) == alone
     assert chunked.stats().num_preemptions == 0
-    assert generate(squeezed, [requests()]) == alone
+    assert generate(squeezed, [asked]) == alone
     assert squeezed.stats().num_preemptions >= 5
     assert squeezed.stats().recomputed_tokens > 0

@@ -20,12 +20,15 @@ from engine.startup import StageTimes, build_engine
 from kernels.backends import choose_backend
 from tests.engine.fake_device import FakeDevice
 
+NUM_PAGES = 500  # room for every test; an audit of as many as memory allows takes far longer than a step
+
 
 class Rig:
     """One engine. ``run`` checks at its end that every page is free or cached and that the audit is clean."""
 
     def __init__(self, model: Path, settings: dict[str, object]) -> None:
-        chosen = {"dtype": "float32", "audit_interval": 1, "threads": 1, **settings}
+        usual = {"dtype": "float32", "audit_interval": 1, "threads": 1, "num_gpu_blocks_override": NUM_PAGES}
+        chosen = {**usual, **settings}
         config = EngineConfig(model=str(model), **chosen)
         self.engine: Engine
         self.engine, self.ready = build_engine(config, StageTimes(), lambda progress: None)

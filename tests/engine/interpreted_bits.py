@@ -1,15 +1,13 @@
-"""Bits of logits on the Triton kernels: python -m tests.engine.interpreted_bits MODEL SETTINGS
+"""The job "bits" of `interpreted_jobs`: bits of logits on the Triton kernels.
 
 Runs the same requests in deterministic mode, in Triton's interpreter, one after the other, then together, in chunks,
-and from cached pages; SETTINGS is JSON. Prints, as JSON, which draws got other logits in which way, and how many tokens
-came from the cache. ``"deterministic": false`` among the settings shows what there is without.
+and from cached pages. Answers which draws got other logits in which way, and how many tokens came from the cache.
+``"deterministic": false`` among the settings shows what there is without.
 """
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from collections import Counter
 
 import torch
@@ -57,7 +55,7 @@ def differing(first: Logits, second: Logits) -> list[tuple[str, int]]:
     return [key for key, row in first.items() if not torch.equal(row, second[key])]
 
 
-def main(model: str, settings: dict[str, object]) -> None:
+def answer(model: str, settings: dict[str, object]) -> dict[str, object]:
     # 64 pages: a layer with a window has its own, and all requests are to be together
     chosen = {"deterministic": True, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 64, **settings}
     alone = run(build(model, **chosen, enable_prefix_caching=False)[0], together=False)
@@ -66,8 +64,4 @@ def main(model: str, settings: dict[str, object]) -> None:
     found["cached"] = differing(alone, run(batch, together=True))
     chunked, _ = build(model, **{**chosen, "max_num_batched_tokens": 11})
     found["chunked"] = differing(alone, run(chunked, together=True))
-    print(json.dumps({**found, "cached tokens": batch.stats().cached_prompt_tokens}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    return {**found, "cached tokens": batch.stats().cached_prompt_tokens}

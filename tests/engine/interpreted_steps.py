@@ -1,18 +1,17 @@
-"""A whole engine over the Triton kernels, in Triton's interpreter: python -m tests.engine.interpreted_steps MODEL
+"""The job "steps" of `interpreted_jobs`: a whole engine over the Triton kernels, in Triton's interpreter.
 
 With a stream that is the host's own, all as on a GPU but the GPU: kernels, null sequences, sampling on the device,
 tokens fed back, steps launched ahead, and a page that two requests read once together, since this device is said to
-have hardly any bandwidth. Prints, as JSON, the tokens of each request, how often attention read a page for two, what
-weights take and what a user is told. In a process of its own, since Triton asks for its interpreter when it is imported
-(TRITON_INTERPRET). SETTINGS, as JSON, may follow.
+have hardly any bandwidth. Answers with the tokens of each request, how often attention read a page for two, what
+weights take and what a user is told.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from functools import cache
+
+import pytest
 
 from engine import choices, startup
 from engine.config import EngineConfig
@@ -100,7 +99,7 @@ def build(model: str, **settings: object) -> tuple[Engine, EngineReady]:
     return startup.build_engine(config, startup.StageTimes(), lambda progress: None)
 
 
-def main(model: str, settings: str = "{}") -> None:
+def answer(model: str, settings: dict[str, object]) -> dict[str, object]:
     from kernels.gpu import backend, sharing_cost
 
     attend_shared, num_shared = backend.cascade_attention, 0
@@ -110,13 +109,12 @@ def main(model: str, settings: str = "{}") -> None:
         num_shared += args[4].max_prefix_len == 16
         attend_shared(*args, **kwargs)
 
-    backend.cascade_attention = count
-    sharing_cost.WORTHWHILE, sharing_cost.PARTS_PER_MEMBER = 1.0, 1
-    chosen = {"async_scheduling": True, "num_gpu_blocks_override": 60, **json.loads(settings)}
-    engine, ready = build(model, **chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "cascade_attention", count)
+        patch.setattr(sharing_cost, "WORTHWHILE", 1.0)
+        patch.setattr(sharing_cost, "PARTS_PER_MEMBER", 1)
+        chosen = {"async_scheduling": True, "num_gpu_blocks_override": 60, **settings}
+        engine, ready = build(model, **chosen)
+        tokens = run(engine)
     told = {"weight_bytes": ready.weight_bytes, "weight_form": ready.weight_form, "warnings": ready.warnings}
-    print(json.dumps({"tokens": run(engine), **told, "shared": num_shared}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"tokens": tokens, **told, "shared": num_shared}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +17,20 @@ from safetensors.torch import load_file, save_file
 from engine.config import EngineConfig
 from engine.startup import StageTimes, build_engine
 from tests.engine.interpreted_steps import SETTINGS, run
+from tests.job_process import JobProcess
 from tests.models.test_loader import write_gguf
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobProcess]:
+    """A process whose kernels are interpreted."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.engine.interpreted_jobs"]
+    process = JobProcess(command, tmp_path_factory.mktemp("interpreted"), cwd=ROOT, environment=environment)
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +55,11 @@ def two_layers_of_gemma3(tiny_gemma3_dir: Path, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_triton_kernels_behind_the_device_runner_draw_the_cpus_tokens(
-    directory: str, request: pytest.FixtureRequest
+    directory: str, interpreted: JobProcess, request: pytest.FixtureRequest
 ) -> None:
     """A page that two of them share is read by the shared-prefix kernel, the others by plain decode."""
     model = request.getfixturevalue(directory)
-    report = interpreted("tests.engine.interpreted_steps", str(model))
+    report = interpreted.ask("steps", model=str(model), settings={})
     assert report["tokens"] == tokens_on_the_cpu(model)
     assert report["shared"] > 0
 
@@ -79,7 +89,7 @@ def dequantised(weight: torch.Tensor, bits: int) -> torch.Tensor:
     ],
 )
 def test_quantised_weights_draw_the_tokens_of_their_values_and_take_their_bits(
-    directory: str, bits: int, request: pytest.FixtureRequest, tmp_path: Path
+    directory: str, bits: int, interpreted: JobProcess, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     model = request.getfixturevalue(directory)
     shutil.copytree(model, tmp_path / "values")
@@ -94,7 +104,7 @@ def test_quantised_weights_draw_the_tokens_of_their_values_and_take_their_bits(
         scales = 1 if kept_bits == 8 else -(-weight.shape[1] // 128)
         num_bytes += weight.numel() * kept_bits // 8 + 4 * len(weight) * scales
     save_file(values, tmp_path / "values" / "model.safetensors", metadata={"format": "pt"})
-    found = interpreted("tests.engine.interpreted_steps", str(model), json.dumps({"quantization": f"int{bits}"}))
+    found = interpreted.ask("steps", model=str(model), settings={"quantization": f"int{bits}"})
     assert found["tokens"] == tokens_on_the_cpu(tmp_path / "values")
     assert (found["weight_bytes"], found["weight_form"]) == (num_bytes, f"int{bits}")
 
@@ -109,10 +119,10 @@ def test_quantised_weights_draw_the_tokens_of_their_values_and_take_their_bits(
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_gguf_file_is_served_in_its_own_bits_where_there_are_kernels_and_else_in_floats(
-    stored: GGMLQuantizationType, form: str, tiny_llama_dir: Path, tmp_path: Path
+    stored: GGMLQuantizationType, form: str, interpreted: JobProcess, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
     model = write_gguf(tiny_llama_dir, tmp_path / "m.gguf", "llama", stored)
-    found = interpreted("tests.engine.interpreted_steps", str(model))
+    found = interpreted.ask("steps", model=str(model), settings={})
     assert found["tokens"] == tokens_on_the_cpu(model)
     assert found["weight_form"] == form
     weights = [one for one in load_file(tiny_llama_dir / "model.safetensors").values() if one.dim() == 2]
@@ -132,17 +142,8 @@ def test_a_gguf_file_is_served_in_its_own_bits_where_there_are_kernels_and_else_
     ids=str,
 )
 def test_logits_of_the_deterministic_mode_are_bitwise_equal_alone_together_in_chunks_and_from_cached_pages(
-    directory: str, settings: dict[str, str], request: pytest.FixtureRequest
+    directory: str, settings: dict[str, str], interpreted: JobProcess, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(directory)
-    found = interpreted("tests.engine.interpreted_bits", str(model), json.dumps(settings))
+    found = interpreted.ask("bits", model=str(model), settings=settings)
     assert found == {"together": [], "chunked": [], "cached": [], "cached tokens": 16 + 32}
-
-
-def interpreted(module: str, *arguments: str) -> Any:
-    """What a module prints as JSON at last, in a process whose kernels are interpreted."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", module, *arguments]
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])

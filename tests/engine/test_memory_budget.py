@@ -162,7 +162,8 @@ def test_a_start_on_a_device_cuts_its_pages_from_what_the_largest_step_leaves(
     rig: Callable, device: FakeDevice, tiny_llama_dir: Path
 ) -> None:
     device.memory = FakeMemory(100_000_000, 60_000_000, [10_000_000])
-    settings = {"max_num_seqs": 64, "max_model_len": 2048, "gpu_memory_utilization": 0.9, "enforce_eager": True}
+    sizes = {"max_num_seqs": 64, "max_model_len": 2048, "num_gpu_blocks_override": None}
+    settings = {**sizes, "gpu_memory_utilization": 0.9, "enforce_eager": True}
     ready = rig(tiny_llama_dir, **settings).ready
     assert ready.page_bytes == 8192
     assert ready.num_pages == (30_000_000 - 10_000_000 - 4 * (2 << 20) - 8192) // 8192

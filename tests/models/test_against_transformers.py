@@ -155,10 +155,11 @@ def test_half_precision_stays_near_the_float32_logits(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_default_model_gives_the_logits_of_transformers(
-    default_model_hf_dir: Path, paged_logits: LogitsOf, oracle_logits: Any, oracle_job: Any
+    default_model_hf_dir: Path, table_rows: torch.Tensor, paged_logits: LogitsOf, oracle_logits: Any, oracle_job: Any
 ) -> None:
-    prompts = random_prompts([20, 600, 1500], bos=2, vocab_size=20_000)
+    """A short prompt, and one that slides twice past its window of 512."""
+    prompts = random_prompts([20, 1100], bos=2, vocab_size=20_000)
     rows = [sorted({*range(0, len(p), 97), *range(max(0, len(p) - 64), len(p))}) for p in prompts]
     ours = paged_logits(load(None), prompts, rows, chunk=256, dtype=torch.float32)
     [theirs] = oracle_logits([oracle_job(default_model_hf_dir, prompts, rows)])
-    assert largest_difference(ours, theirs) < 1e-3
+    assert largest_difference([logits[:, table_rows] for logits in ours], theirs) < 1e-3

@@ -44,7 +44,12 @@ def test_products_equal_those_of_float64(
 
 
 @pytest.mark.parametrize(
-    ("tile", "counts"), [(None, range(1, 131)), (TALL, (1, 2, 31, 64, 100, 127, 129))], ids=["narrow", "wide"]
+    ("tile", "counts"),
+    [  # all up to two row blocks of 16 and one, and around the borders of others
+        (None, [*range(1, 34), 47, 48, 49, 63, 64, 65, 97, 127, 128, 129]),
+        (TALL, [1, 2, 31, 64, 100, 127, 129]),
+    ],
+    ids=["narrow", "wide"],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_has_the_same_bits_in_batches_of_1_to_130_rows(

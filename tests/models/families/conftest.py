@@ -55,16 +55,15 @@ def agrees(paged_logits: Any, checkpoint_of: CheckpointOf) -> Agreement:
         expected = Expected.read(checkpoint_of(case))
         model = load(path, case.max_model_len)
         prompts = case.prompts
-        rows = [list(range(len(prompt))) for prompt in prompts]
-        ours = paged_logits(model, prompts, rows, chunk=chunk, dtype=torch.float32)
-        for mine, theirs in zip(ours, expected.prompt, strict=True):
-            assert theirs.std() > 0.3  # weights of no effect would agree too
-            torch.testing.assert_close(mine, torch.from_numpy(theirs), rtol=0, atol=TOLERANCE)
         whole = [prompt + tokens for prompt, tokens in zip(prompts, expected.tokens, strict=True)]
-        last = [list(range(len(prompt) - 1, len(tokens))) for prompt, tokens in zip(prompts, whole, strict=True)]
-        stepped = paged_logits(model, whole, last, chunk=chunk, dtype=torch.float32, num_single=case.num_steps)
-        for mine, theirs, tokens in zip(stepped, expected.steps, expected.tokens, strict=True):
-            torch.testing.assert_close(mine[1:], torch.from_numpy(theirs), rtol=0, atol=TOLERANCE)
-            assert mine[:-1].argmax(dim=-1).tolist() == tokens
+        rows = [list(range(len(tokens))) for tokens in whole]
+        ours = paged_logits(model, whole, rows, chunk=chunk, dtype=torch.float32, num_single=case.num_steps)
+        for index, prompt in enumerate(prompts):
+            mine, stepped = ours[index][: len(prompt)], ours[index][len(prompt) :]
+            assert expected.prompt[index].std() > 0.3  # weights of no effect would agree too
+            torch.testing.assert_close(mine, torch.from_numpy(expected.prompt[index]), rtol=0, atol=TOLERANCE)
+            torch.testing.assert_close(stepped, torch.from_numpy(expected.steps[index]), rtol=0, atol=TOLERANCE)
+            drawn = torch.cat([mine[-1:], stepped[:-1]]).argmax(dim=-1)
+            assert drawn.tolist() == expected.tokens[index]
 
     return check
