@@ -9,8 +9,8 @@ class IdleWork(Protocol):
     """Something that makes later requests, or later starts, faster."""
 
     @property
-    def is_done(self) -> bool:
-        """Whether there is nothing to do; work may come back."""
+    def due(self) -> float | None:
+        """Seconds until `advance` is worth a call, 0 for now; None where there is nothing to do until a step is run."""
 
     def advance(self) -> bool:
         """Do a little, some milliseconds long; whether there was anything to do."""

@@ -33,14 +33,14 @@ def usable_cores(
 def available_memory(mapped: int = 0, *, cgroup_root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
     """Bytes this process can still take: the kernel's MemAvailable, under every enclosing cgroup's limit.
 
-    ``mapped`` bytes of files, which both count as free, are in use.
+    ``mapped`` bytes of files are in use, though both count what they call inactive of that as free.
     """
-    limits = [_mem_available(proc)]
+    limits = [_mem_available(proc) - mapped]
     for group in _cgroups(cgroup_root, proc, "memory"):
-        left = _memory_left(group)
+        left = _memory_left(group, mapped)
         if left is not None:
             limits.append(left)
-    return max(0, min(limits) - mapped)
+    return max(0, min(limits))
 
 
 def _cgroups(root: Path, proc: Path, controller: str) -> Iterator[Path]:
@@ -68,8 +68,11 @@ def _cpu_quota(group: Path) -> float | None:
     return quota_us / period_us if quota_us and quota_us > 0 and period_us else None
 
 
-def _memory_left(group: Path) -> int | None:
-    """Limit less use, counting file cache that the kernel would drop first as free."""
+def _memory_left(group: Path, mapped: int) -> int | None:
+    """Limit less use, counting file cache that the kernel would drop first as free, but for what is mapped of it.
+
+    What is mapped may be active already, or another group's: as much of it as there is active cache is taken for such.
+    """
     limit = _read_int(group / "memory.max")
     used = _read_int(group / "memory.current")
     if limit is None and used is None:
@@ -77,12 +80,13 @@ def _memory_left(group: Path) -> int | None:
         used = _read_int(group / "memory.usage_in_bytes")
     if limit is None or used is None:
         return None
-    droppable = 0
+    cache = {"inactive_file": 0, "active_file": 0}
     for line in (_read(group / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
-        if key in ("inactive_file", "total_inactive_file"):
-            droppable = int(value)
-    return limit - used + droppable
+        if (key := key.removeprefix("total_")) in cache:  # version 1 has the whole hierarchy's after the group's own
+            cache[key] = int(value)
+    in_use = max(0, mapped - cache["active_file"])
+    return limit - used + max(0, cache["inactive_file"] - in_use)
 
 
 def _mem_available(proc: Path) -> int:

@@ -1,16 +1,19 @@
 """PackedKeeper: writes the weights that a start has packed to disk, for the next start to map.
 
-While the engine has nothing to do, so that neither a start nor a request waits for it. A disk that cannot take them
-costs a line in the log, and the next start the time.
+While the engine has nothing to do, a portion at a time, on a thread: a request that comes meanwhile waits for no disk,
+and while it runs nothing is written. A disk that cannot take them costs a line in the log, and the next start the time.
 """
 
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.log_format import tell
 from models.packed_file import PackedFileWriter
 from models.packed_weights import PackedWeights
+
+POLL_SECONDS = 0.01  # while a portion is on its way
 
 _logger = logging.getLogger("octavo.engine")
 
@@ -19,36 +22,47 @@ class PackedKeeper:
     """Of ``weights`` that are all there."""
 
     def __init__(self, weights: PackedWeights) -> None:
-        self._path = weights.path
-        self._nbytes = weights.nbytes
+        self._weights = weights
+        self._is_done = not weights.should_be_kept
         self._writer: PackedFileWriter | None = None
-        try:
-            self._writer = weights.writer()
-        except OSError as error:
-            self._give_up(error)
+        self._thread: ThreadPoolExecutor | None = None
+        self._portion: Future[bool] | None = None
 
     @property
-    def is_done(self) -> bool:
-        return self._writer is None
+    def due(self) -> float | None:
+        if self._is_done:
+            return None
+        return 0.0 if self._portion is None or self._portion.done() else POLL_SECONDS
 
     def advance(self) -> bool:
-        if self._writer is None:
+        if self.due != 0.0:
             return False
         try:
-            if self._writer.advance():
+            if self._portion is not None and not self._portion.result():
+                path, nbytes = self._weights.path, self._weights.nbytes
+                self._end(
+                    f"packed weights, {nbytes / 1e6:,.0f} MB, are kept in {path} for the next start",
+                    {"path": str(path), "bytes": nbytes},
+                )
                 return True
         except OSError as error:
-            self._give_up(error)
+            reason = error.strerror or str(error)
+            self._end(
+                f"packed weights cannot be kept in {self._weights.path} ({reason}): the next start packs them again"
+            )
             return True
-        self._writer = None
-        tell(
-            _logger,
-            f"packed weights, {self._nbytes / 1e6:,.0f} MB, are kept in {self._path} for the next start",
-            fields={"path": str(self._path), "bytes": self._nbytes},
-        )
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="packed")
+        self._portion = self._thread.submit(self._write)
         return True
 
-    def _give_up(self, error: OSError) -> None:
-        self._writer = None
-        reason = error.strerror or str(error)
-        tell(_logger, f"packed weights cannot be kept in {self._path} ({reason}): the next start packs them again")
+    def _write(self) -> bool:
+        """One portion; whether there is more to do."""
+        self._writer = self._writer or self._weights.writer()
+        return self._writer.advance()
+
+    def _end(self, message: str, fields: dict[str, str | int] | None = None) -> None:
+        self._is_done = True
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = self._portion = self._writer = None
+        tell(_logger, message, fields=fields)

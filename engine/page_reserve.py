@@ -27,9 +27,9 @@ class PageReserve:
         self._last_touched = 0  # pages up to this one were touched or taken before: a fresh one is the lowest there is
 
     @property
-    def is_done(self) -> bool:
-        """Whether all pages that should be ready are."""
-        return not self._missing()
+    def due(self) -> float | None:
+        """None once all pages that should be ready are."""
+        return 0.0 if self._missing() else None
 
     def advance(self) -> bool:
         """Make a few more pages ready, between two steps; whether there was any to make ready."""

@@ -114,12 +114,13 @@ def run(engine: Engine, channel: Channel) -> None:
     """Serve until told to stop."""
     audited = True
     while True:
+        due: float | None = None
         if engine.has_work:
             timeout: float | None = 0.0
         elif engine.adapters.is_loading:
             timeout = ADAPTER_POLL_SECONDS
-        elif not all(one.is_done for one in engine.idle_work):
-            timeout = 0.0
+        elif (due := _idle_work_due(engine)) is not None:
+            timeout = due
         else:
             timeout = None if audited else IDLE_AUDIT_SECONDS
         messages = channel.receive(timeout)
@@ -141,11 +142,18 @@ def run(engine: Engine, channel: Channel) -> None:
         if engine.has_work:
             channel.send(engine.step())
             audited = False
-        elif messages or engine.adapters.is_loading or any(one.advance() for one in engine.idle_work):
+        elif messages or engine.adapters.is_loading:
             continue
+        elif due is not None:
+            any(work.advance() for work in engine.idle_work)  # of the first that has something to do
         elif not audited:
             engine.audit()
             audited = True
+
+
+def _idle_work_due(engine: Engine) -> float | None:
+    """Seconds until the first of what is done while there are no requests; None where nothing is to do."""
+    return min((due for work in engine.idle_work if (due := work.due) is not None), default=None)
 
 
 def answer(engine: Engine, query: Query) -> Answer:

@@ -30,7 +30,7 @@ from engine.step_executor import StepExecutor
 from engine.weight_memory import check_weight_memory
 from models.loader import load_model, stored_forms
 from models.model import CausalLM
-from models.packed_weights import PackedWeights
+from models.packed_weights import PackedWeights, default_directory
 from scheduler.config import SchedulerConfig
 from scheduler.policy import FairShare, FirstComeFirstServed, Policy, PriorityWithAging
 from scheduler.scheduler import Scheduler
@@ -118,8 +118,8 @@ def _packed_weights(config: EngineConfig, choices: Choices) -> PackedWeights | N
     """Where packed weights are kept from one start to the next; None where none are, or may be."""
     if choices.has_own_memory or choices.forms is None or not config.keep_packed_weights:
         return None
-    with contextlib.suppress(OSError):
-        return PackedWeights.of(choices.checkpoint, choices.forms)
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: of a user without a home
+        return PackedWeights.of(choices.checkpoint, choices.spec, choices.forms, default_directory())
     return None
 
 

@@ -17,6 +17,7 @@ from models.errors import CheckpointError
 from models.gguf_file import GGUFFile
 from models.gguf_shards import model_stem, open_gguf, shard_paths
 from models.hub import HubId, HubRepository, Reach
+from models.mapped_file import MappedFile
 from models.model_files import (
     ADAPTER_CONFIG,
     INDEX,
@@ -84,8 +85,9 @@ class Checkpoint:
                 raise CheckpointError(f"{index} names the shard {shard}, which is not in {self.path}")
         return tuple(self.path / shard for shard in shards)
 
+    @cached_property
     def safetensors_files(self) -> tuple[SafetensorsFile, ...]:
-        """The open files of a checkpoint in Hugging Face layout, which hold what its index says. CheckpointError."""
+        """The open files of a checkpoint in Hugging Face layout, likewise, which hold what its index says."""
         if self.format is not CheckpointFormat.SAFETENSORS:
             raise CheckpointError(f"{self.path} is not a directory of safetensors")
         files = {path.name: SafetensorsFile(path) for path in self.weight_files()}
@@ -95,6 +97,11 @@ class Checkpoint:
                 if tensor not in files[shard].tensors:
                     raise CheckpointError(f"{index} names the tensor {tensor!r} in {shard}, which does not hold it")
         return tuple(files.values())
+
+    def mapped_files(self) -> tuple[MappedFile, ...]:
+        """The open files that hold tensors, each once. Raises CheckpointError."""
+        parts = (self.gguf_file,) if self.format is CheckpointFormat.GGUF else self.safetensors_files
+        return tuple(dict.fromkeys(tensor.file for part in parts for tensor in part.tensors.values()))
 
 
 def resolve_checkpoint(model: str | None, *, revision: str | None = None, offline: bool = False) -> Checkpoint:

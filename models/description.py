@@ -57,7 +57,7 @@ def weight_census(checkpoint: Checkpoint, spec: ModelSpec) -> WeightCensus:
         return WeightCensus.of(tensors, spec)
     tensors = [
         StoredTensor(one.name, one.dtype, one.shape, one.data.nbytes)
-        for file in checkpoint.safetensors_files()
+        for file in checkpoint.safetensors_files
         for one in file.tensors.values()
     ]
     return WeightCensus.of(tensors, spec, _code_bits(checkpoint))

@@ -68,7 +68,7 @@ def load_model(
     if checkpoint.format is CheckpointFormat.GGUF:
         load_gguf(checkpoint.gguf_file.tensors, places, report)
     else:
-        load_safetensors(checkpoint.safetensors_files(), places, report, spec.codes)
+        load_safetensors(checkpoint.safetensors_files, places, report, spec.codes)
     places.require_all_filled()
     return model
 
@@ -79,7 +79,7 @@ def stored_forms(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, StoredFor
     if checkpoint.format is CheckpointFormat.GGUF:
         stored = {name: StoredForm(one.quantization.name) for name, one in checkpoint.gguf_file.tensors.items()}
     elif spec.codes is not None:
-        coded = CodedTensors(checkpoint.safetensors_files(), spec.codes)
+        coded = CodedTensors(checkpoint.safetensors_files, spec.codes)
         stored = {f"{name}.weight": coded.form(name) for name in coded.names}
     else:
         return {}

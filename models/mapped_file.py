@@ -6,6 +6,7 @@ would drop it only when memory runs short, and a loader would seem to hold the c
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import weakref
@@ -14,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+_SAMPLES = 256
+_SAMPLE_BYTES = 4096
 _WINDOW = 2 << 20  # bytes of a file: Linux maps as much as this around a page that is touched, if it has it at hand
 
 
@@ -32,6 +35,17 @@ class MappedFile:
 
     def __len__(self) -> int:
         return len(self.bytes)
+
+    def identity(self) -> list[int | str]:
+        """What tells this file from any other that was or will be in its place: of the open file, not of its path.
+
+        Its size, the times of its last changes, and a digest of samples of its bytes, since on read-only images all
+        times may be one constant. Raises OSError.
+        """
+        stat, digest = os.fstat(self._descriptor), hashlib.sha256()
+        for start in range(0, stat.st_size, max(_SAMPLE_BYTES, stat.st_size // _SAMPLES)):
+            digest.update(os.pread(self._descriptor, _SAMPLE_BYTES, start))
+        return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, digest.hexdigest()]
 
     def read(self, part: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """A copy of ``part``, a contiguous view of ``bytes``, that is read past the map. Raises OSError."""

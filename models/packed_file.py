@@ -8,11 +8,12 @@ its name once all of it is on the disk, and is never written to again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import stat
 import struct
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,24 @@ class PackedFile:
     def open(cls, path: Path, key: Key) -> PackedFile | None:
         """The file of ``key`` at ``path``, all of it in memory; None where there is none, or another's, or half."""
         try:
-            with path.open("rb") as file:
-                length, header = _read_header(file.fileno())
+            with _opened(path) as file:
+                length, header = _read_header(file)
                 sizes = header["sizes"]
                 if header["key"] != key or not all(type(size) is int and size >= 0 for size in sizes):
                     return None
                 total = _end(sizes)
-                if not total or os.fstat(file.fileno()).st_size != length + total:
+                if not total or os.fstat(file).st_size != length + total:
                     return None
-                memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                memory = mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
                 pieces = torch.frombuffer(memory, dtype=torch.uint8)[length:]
                 _fetch(memory)
                 is_mapped = bytes_in_huge_pages(pieces) >= total // 2 or total < HUGE_PAGE or not has_huge_pages()
                 if not is_mapped:  # read over and over from small pages, weights are slower for good
-                    pieces = _read(file.fileno(), length, total)
-            os.utime(path)  # it was of use
+                    pieces = _read(file, length, total)
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        with contextlib.suppress(OSError):  # of who may only read
+            os.utime(path)  # it was of use
         return cls(path, sizes, pieces, is_mapped=is_mapped)
 
 
@@ -71,7 +73,7 @@ class PackedFileWriter:
         header = json.dumps({"key": key, "sizes": [len(piece) for piece in pieces]}).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         # without a name until it is whole: whatever ends this process, nothing of it stays
-        self._file = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._portions = _portions(_image(header, pieces), portion)
 
     def advance(self) -> bool:
@@ -99,21 +101,26 @@ class PackedFileWriter:
 
     def _name(self) -> None:
         os.fsync(self._file)
-        with tempfile.TemporaryDirectory(prefix=".", dir=self._path.parent) as directory:
-            link = Path(directory) / self._path.name
-            # a directory, though it plays no part: os.link follows no link without one
-            os.link(f"/proc/self/fd/{self._file}", link, src_dir_fd=self._file, follow_symlinks=True)
+        link = self._path.with_name(f".{self._path.name}")
+        with contextlib.suppress(FileNotFoundError):  # of a process that was killed right here, or writes the same
+            link.unlink()
+        # a directory, though it plays no part: os.link follows no link without one
+        os.link(f"/proc/self/fd/{self._file}", link, src_dir_fd=self._file, follow_symlinks=True)
+        with contextlib.suppress(FileNotFoundError):  # another has given it the name, in the moment since
             link.replace(self._path)
 
 
-def read_key(path: Path) -> Key | None:
-    """What the weights in the file at ``path`` belong to; None where it is none of ours."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A regular file, of this user or of the system's. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe is waited for
     try:
-        with path.open("rb") as file:
-            key = _read_header(file.fileno())[1]["key"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return key if isinstance(key, dict) else None
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EACCES, "not a file to trust")
+        yield file
+    finally:
+        os.close(file)
 
 
 def _read_header(file: int) -> tuple[int, dict[str, Any]]:
@@ -124,7 +131,10 @@ def _read_header(file: int) -> tuple[int, dict[str, Any]]:
         raise ValueError("too short") from None
     if magic != _MAGIC or length > _MAX_HEADER:
         raise ValueError("another kind of file")
-    header = json.loads(os.pread(file, length, _LENGTHS.size))
+    try:
+        header = json.loads(os.pread(file, length, _LENGTHS.size))
+    except RecursionError:
+        raise ValueError("a header of nothing but brackets") from None
     if not isinstance(header, dict):
         raise ValueError("no header")
     return _padded(_LENGTHS.size + length, mmap.PAGESIZE), header

@@ -1,12 +1,13 @@
 """PackedWeights: where the packed weights of a model lie: in new memory, or in the file of a start before this one.
 
-Knows files of models by what the system says of them, and reads none. Invariant: weights come from a file only if the
-model's files, the choice of forms and the code that packs are those that made it.
+Invariant: weights come from a file only if the model's own files, its description, the choice of forms and the code
+that packs are those that made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -18,8 +19,9 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.huge_pages import HugePageArena
-from models.checkpoint import Checkpoint, CheckpointFormat
-from models.packed_file import Key, PackedFile, PackedFileWriter, read_key
+from models.checkpoint import Checkpoint
+from models.packed_file import Key, PackedFile, PackedFileWriter
+from models.spec import ModelSpec
 from models.weight_forms import WeightForms
 
 LEAST_BYTES = 16 << 20  # fewer are packed before anybody notices
@@ -44,16 +46,20 @@ class PackedWeights:
         self._matches = self._file is not None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, forms: WeightForms, directory: Path | None = None) -> PackedWeights:
-        """Those of ``checkpoint`` in ``forms``. ``directory``: ``$OCTAVO_CACHE/packed``. Raises CheckpointError."""
-        files = list(checkpoint.weight_files())
-        if checkpoint.format is CheckpointFormat.SAFETENSORS:
-            files.append(checkpoint.path / "config.json")
+    def of(cls, checkpoint: Checkpoint, spec: ModelSpec, forms: WeightForms, directory: Path) -> PackedWeights:
+        """Those of ``checkpoint`` in ``forms``, kept in ``directory``. Raises CheckpointError and OSError.
+
+        They belong to the files that ``checkpoint`` has open, whatever is at their paths by now.
+        """
         form = forms.quantization.value
-        key: Key = {"form": form, "code": _code_digest(), "files": [_identity(file) for file in files]}
-        place = f"{os.path.realpath(checkpoint.path)} {form}"
-        name = f"{_plain(checkpoint.path.stem)}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{_SUFFIX}"
-        return cls((directory or default_directory()) / name, key)
+        key: Key = {
+            "form": form,
+            "code": _code_digest(),
+            "model": _digest(repr(spec)),
+            "files": [file.identity() for file in checkpoint.mapped_files()],
+        }
+        place = _digest(f"{os.path.realpath(checkpoint.path)} {form}")
+        return cls(directory / f"{_plain(checkpoint.path.stem)}-{place[:12]}{_SUFFIX}", key)
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Uint8 [nbytes] for the next matrix: with its weights, or not initialised."""
@@ -77,29 +83,27 @@ class PackedWeights:
         """Memory that the system takes for file cache that it may drop, and that is in use."""
         return self.nbytes if self.are_there and self._file is not None and self._file.is_mapped else 0
 
-    def writer(self) -> PackedFileWriter | None:
-        """What keeps the weights, once all are there, for the next start; None where they need not be, or may not.
+    @property
+    def should_be_kept(self) -> bool:
+        """Whether the next start would be faster for a file of them."""
+        return not self.are_there and self.nbytes >= LEAST_BYTES
 
-        Raises OSError where there can be no such file.
-        """
-        if self.are_there or self.nbytes < LEAST_BYTES:
-            return None
+    def writer(self) -> PackedFileWriter:
+        """What writes the file, once all matrices are filled. Raises OSError where there can be none."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _remove_unused(self.path)
         if self.nbytes > DISK_SHARE * shutil.disk_usage(self.path.parent).free:
-            return None
+            raise OSError(errno.ENOSPC, "they would take more than a tenth of what the disk has free")
         return PackedFileWriter(self.path, self._key, self._taken)
 
 
 def default_directory() -> Path:
-    """``$OCTAVO_CACHE/packed``, or ``~/.cache/octavo/packed``."""
+    """``$OCTAVO_CACHE/packed``, or ``~/.cache/octavo/packed``. Raises RuntimeError for a user without a home."""
     return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "packed"
 
 
-def _identity(file: Path) -> list[str | int]:
-    """What tells this file from all that were or will be in its place: time of change is the system's own."""
-    stat = file.stat()
-    return [os.path.realpath(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @cache
@@ -118,10 +122,8 @@ def _plain(name: str) -> str:
 
 
 def _remove_unused(wanted: Path) -> None:
-    """Make room: of the files beside ``wanted``, those of models that are gone, and those that nobody starts."""
+    """Make room: of the files beside ``wanted``, those that no start has used for long."""
     for file in wanted.parent.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(OSError):
-            key = read_key(file)
-            is_gone = key is not None and not all(os.path.exists(one[0]) for one in key.get("files", ()))
-            if file != wanted and (is_gone or time.time() - file.stat().st_mtime > UNUSED_SECONDS):
+            if file != wanted and time.time() - file.lstat().st_mtime > UNUSED_SECONDS:
                 file.unlink()

@@ -48,7 +48,7 @@ def bytes_in_huge_pages(tensor: torch.Tensor) -> int:
     """How much is in huge pages of the mapping in which ``tensor`` begins; 0 where nobody tells."""
     total, holds = 0, False
     try:
-        lines = _MAPPINGS.read_text().splitlines()
+        lines = _MAPPINGS.read_text(errors="replace").splitlines()  # names of files are any bytes
     except OSError:
         return 0
     for line in lines:

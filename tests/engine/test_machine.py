@@ -149,13 +149,30 @@ def test_version_2_without_a_limit_leaves_the_hosts_available_memory(machine: Ma
     assert machine.memory() == 64 * GIB
 
 
-def test_files_that_are_mapped_and_in_use_are_not_free(machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("inactive", "active", "mapped", "left"),
+    [
+        (2, 0, 0, 5),
+        (2, 0, 1, 4),  # it is among what seems free
+        (2, 1, 1, 5),  # it is active by now, and counts as used
+        (2, 1, 2, 4),
+        (2, 0, 3, 3),  # another group's: nothing of this one's is free for it, and no more is taken off
+    ],
+)
+def test_files_that_are_mapped_and_in_use_are_not_free(
+    machine: Machine, inactive: int, active: int, mapped: int, left: int
+) -> None:
     machine.inside("0::/box")
-    machine.group(
-        "box", memory__max=str(8 * GIB), memory__current=str(5 * GIB), memory__stat=f"inactive_file {2 * GIB}"
-    )
-    left = [available_memory(size, cgroup_root=machine.cgroup_root, proc=machine.proc) for size in (GIB, 6 * GIB)]
-    assert left == [4 * GIB, 0]
+    stat = f"active_file {active * GIB}\ninactive_file {inactive * GIB}"
+    machine.group("box", memory__max=str(8 * GIB), memory__current=str(5 * GIB), memory__stat=stat)
+    found = available_memory(mapped * GIB, cgroup_root=machine.cgroup_root, proc=machine.proc)
+    assert found == left * GIB
+
+
+def test_files_that_are_mapped_and_in_use_are_taken_off_what_the_host_calls_available(machine: Machine) -> None:
+    machine.inside("0::/box")
+    left = [available_memory(size, cgroup_root=machine.cgroup_root, proc=machine.proc) for size in (GIB, 65 * GIB)]
+    assert left == [63 * GIB, 0]
 
 
 def test_version_1_memory_counts_the_whole_hierarchys_file_cache(machine: Machine) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,8 +34,9 @@ class Inbox:
 
     def receive(self, timeout: float | None) -> list[Shutdown]:
         self.timeouts.append(timeout)
-        assert len(self.timeouts) < 1000, "it never ends"
-        return [] if timeout == 0.0 else [Shutdown()]
+        assert len(self.timeouts) < 5000, "it never ends"
+        time.sleep(timeout or 0.0)
+        return [Shutdown()] if timeout is None else []
 
 
 def idle(engine: Engine) -> Inbox:
@@ -65,12 +68,13 @@ def test_the_next_start_maps_what_this_one_packed_and_answers_the_same(
 def test_pages_are_made_ready_before_weights_are_kept(rig: Callable, tiny_llama_dir: Path, cache: Path) -> None:
     engine = rig(tiny_llama_dir, quantization="int8").engine
     pages, weights = engine.idle_work
-    assert not pages.is_done
+    assert pages.due == 0.0
     order = []
     for name, work in (("pages", pages), ("weights", weights)):
         advance = work.advance
         work.advance = lambda name=name, advance=advance: advance() and not order.append(name)
     idle(engine)
+    assert order[:1] == ["pages"]
     assert order == sorted(order)
     assert set(order) == {"pages", "weights"}
     assert len(list(cache.iterdir())) == 1
@@ -125,12 +129,42 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(
     assert list(cache.iterdir()) == []
 
 
+def test_a_request_waits_for_no_disk_and_nothing_is_written_while_it_runs(
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rigged = rig(tiny_llama_dir, quantization="int8")
+    _, weights = rigged.engine.idle_work
+    is_slow, writes = threading.Event(), []
+
+    def write_slowly(writer: PackedFileWriter) -> bool:
+        writes.append(threading.current_thread())
+        assert is_slow.wait(30)
+        return len(writes) < 3
+
+    monkeypatch.setattr(PackedFileWriter, "advance", write_slowly)
+    assert weights.due == 0.0
+    assert weights.advance()
+    assert 0.0 < weights.due < 0.1
+    assert not weights.advance()
+    assert len(rigged.alone("a", [256, 1, 2], 20)) == 20
+    is_slow.set()
+    while weights.due:
+        time.sleep(0.01)
+    assert len(rigged.alone("b", [256, 3, 4], 20)) == 20
+    assert len(writes) == 1
+    while weights.due is not None:
+        weights.advance()
+    assert len(writes) == 3
+    assert threading.current_thread() not in writes
+
+
 def test_weights_in_the_systems_file_cache_leave_less_for_pages(
     rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 10_000_000
     monkeypatch.setattr("engine.page_plan.available_memory", lambda mapped=0: free - mapped)
     settings = {"quantization": "int8", "gpu_memory_utilization": 0.5, "max_num_seqs": 16_384}
+    settings["num_gpu_blocks_override"] = None
     first = rig(tiny_llama_dir, **settings)
     idle(first.engine)
     second = rig(tiny_llama_dir, **settings)

@@ -48,10 +48,10 @@ def fill(reserve: PageReserve) -> None:
 def test_as_many_pages_are_made_ready_as_the_bytes_allow_and_no_more(pool: BlockPool) -> None:
     cache = Touches()
     reserve = reserve_of(pool, cache)
-    assert not reserve.is_done
+    assert reserve.due == 0.0
     fill(reserve)
     assert cache.touched == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert reserve.is_done
+    assert reserve.due is None
     assert not reserve.advance()
 
 
@@ -60,7 +60,7 @@ def test_pages_that_were_taken_are_replaced_by_the_next_fresh_ones(pool: BlockPo
     reserve = reserve_of(pool, cache)
     fill(reserve)
     pool.allocate(0, 10, HOLDER)
-    assert not reserve.is_done
+    assert reserve.due == 0.0
     fill(reserve)
     assert cache.touched == [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -72,7 +72,7 @@ def test_pages_that_came_back_are_ready_already(pool: BlockPool) -> None:
     fill(reserve)
     pool.release(block, HOLDER)
     assert pool.next_pages(READY) == [6, 5, 4, 3, 2, 1, 7, 8]
-    assert reserve.is_done
+    assert reserve.due is None
     assert cache.touched == [7, 8, 9, 10, 11, 12, 13, 14]
 
 
@@ -116,7 +116,7 @@ def test_an_engine_without_work_fills_its_reserve_between_looks_for_messages_and
             return [] if timeout == 0.0 and len(timeouts) < NUM_PAGES else [Shutdown()]
 
     (reserve,) = (work for work in engine.idle_work if isinstance(work, PageReserve))
-    assert not reserve.is_done
+    assert reserve.due == 0.0
     run(engine, Inbox())
-    assert reserve.is_done
+    assert reserve.due is None
     assert timeouts == [0.0, None]

@@ -14,7 +14,7 @@ import torch
 
 from kernels.cpu.huge_pages import CACHE_LINE
 from models import packed_file
-from models.packed_file import PackedFile, PackedFileWriter, read_key
+from models.packed_file import PackedFile, PackedFileWriter
 
 KEY = {"form": "stored", "files": [["/models/a.gguf", 7, 1, 2]]}
 SIZES = [1, 64, 65, 4096, 100_000, 63]
@@ -50,7 +50,6 @@ def test_pieces_come_back_as_they_were_each_from_a_cache_line_on(
     assert [len(piece) for piece in file.pieces] == SIZES
     assert all(torch.equal(*pair) for pair in zip(file.pieces, pieces, strict=True))
     assert all(piece.data_ptr() % CACHE_LINE == 0 for piece in file.pieces)
-    assert read_key(path) == KEY
     assert [one.name for one in path.parent.iterdir()] == ["a.packed"]
 
 
@@ -138,6 +137,11 @@ def no_json(content: bytes) -> bytes:
     return content[:16] + b"}" + content[17:]
 
 
+def brackets(content: bytes) -> bytes:
+    header = b"[" * 500_000
+    return content[:8] + struct.pack("<Q", len(header)) + header
+
+
 def of_a_list(content: bytes) -> bytes:
     header = json.dumps([1]).encode()
     return content[:8] + struct.pack("<Q", len(header)) + header + content[16 + len(header) :]
@@ -148,7 +152,7 @@ def with_sizes(sizes: object) -> bytes:
     return (b"OCTAVOPK" + struct.pack("<Q", len(header)) + header).ljust(4096, b"\0") + bytes(128)
 
 
-@pytest.mark.parametrize("damage", [cut, longer, without_magic, endless_header, no_json, of_a_list])
+@pytest.mark.parametrize("damage", [cut, longer, without_magic, endless_header, no_json, brackets, of_a_list])
 def test_a_damaged_file_is_no_file(tmp_path: Path, pieces: list[torch.Tensor], damage: object) -> None:
     path = tmp_path / "a.packed"
     write(path, pieces)
@@ -169,7 +173,6 @@ def test_sizes_that_are_none_make_no_file(tmp_path: Path, sizes: object) -> None
 def test_a_file_that_is_too_short_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.packed").write_bytes(content)
     assert PackedFile.open(tmp_path / "a.packed", KEY) is None
-    assert read_key(tmp_path / "a.packed") is None
 
 
 def test_a_file_of_another_key_or_none_at_all_is_none(tmp_path: Path, pieces: list[torch.Tensor]) -> None:
@@ -177,7 +180,71 @@ def test_a_file_of_another_key_or_none_at_all_is_none(tmp_path: Path, pieces: li
     assert PackedFile.open(tmp_path / "a.packed", {**KEY, "form": "int8"}) is None
     assert PackedFile.open(tmp_path / "b.packed", KEY) is None
     assert PackedFile.open(tmp_path, KEY) is None
-    assert read_key(tmp_path / "b.packed") is None
+
+
+def test_only_its_user_may_read_it(tmp_path: Path, pieces: list[torch.Tensor]) -> None:
+    write(tmp_path / "a.packed", pieces)
+    assert (tmp_path / "a.packed").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_another_user_has_written_is_no_file(
+    tmp_path: Path, pieces: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.packed", pieces)
+    own = os.geteuid()
+    for owner, is_trusted in ((own, True), (0, True), (own + 4711, False)):
+        fstat = os.fstat
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", lambda file, owner=owner, fstat=fstat: Owned(fstat(file), owner))
+            assert (PackedFile.open(tmp_path / "a.packed", KEY) is not None) is is_trusted
+
+
+class Owned:
+    """What the system says of a file, with another owner."""
+
+    def __init__(self, about: os.stat_result, owner: int) -> None:
+        self.st_mode, self.st_size, self.st_uid = about.st_mode, about.st_size, owner
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.packed")
+    assert PackedFile.open(tmp_path / "a.packed", KEY) is None
+
+
+def test_who_may_only_read_a_file_uses_it(
+    tmp_path: Path, pieces: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    write(tmp_path / "a.packed", pieces)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert torch.equal(opened(tmp_path / "a.packed").pieces[4], pieces[4])
+
+
+def test_what_a_killed_writer_left_is_in_nobodys_way(tmp_path: Path, pieces: list[torch.Tensor]) -> None:
+    (tmp_path / ".a.packed").write_text("half way to its name")
+    write(tmp_path / "a.packed", pieces)
+    opened(tmp_path / "a.packed")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.packed"]
+
+
+def test_of_two_that_write_the_same_at_once_neither_fails(
+    tmp_path: Path, pieces: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = PackedFileWriter(tmp_path / "a.packed", KEY, pieces, 1 << 20)
+    assert other.advance()
+    link = os.link
+
+    def link_and_let_the_other_go_first(*arguments: object, **named: object) -> None:
+        link(*arguments, **named)
+        monkeypatch.setattr(os, "link", link)
+        assert not other.advance()
+
+    monkeypatch.setattr(os, "link", link_and_let_the_other_go_first)
+    write(tmp_path / "a.packed", pieces)
+    opened(tmp_path / "a.packed")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.packed"]
 
 
 def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path, pieces: list[torch.Tensor]) -> None:
