@@ -381,7 +381,7 @@ def test_no_order_of_calls_mixes_up_contents_or_loses_a_page(naive_model: Module
     run(
         machine,
         settings=settings(
-            max_examples=120,
+            max_examples=160,
             stateful_step_count=50,
             deadline=None,
             derandomize=True,
