@@ -38,21 +38,20 @@ class PackedKeeper:
         if self.due != 0.0:
             return False
         try:
-            if self._portion is not None and not self._portion.result():
-                path, nbytes = self._weights.path, self._weights.nbytes
-                self._end(
-                    f"packed weights, {nbytes / 1e6:,.0f} MB, are kept in {path} for the next start",
-                    {"path": str(path), "bytes": nbytes},
-                )
+            if self._portion is None or self._portion.result():
+                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="packed")
+                self._portion = self._thread.submit(self._write)
                 return True
-        except OSError as error:
-            reason = error.strerror or str(error)
-            self._end(
-                f"packed weights cannot be kept in {self._weights.path} ({reason}): the next start packs them again"
-            )
+        except Exception as error:  # of a disk, or no thread to be had: nothing that requests should die of
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            place = f"{self._weights.shown_path} ({reason})"
+            self._end(f"packed weights cannot be kept in {place}: the next start packs them again")
             return True
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="packed")
-        self._portion = self._thread.submit(self._write)
+        path, nbytes = self._weights.shown_path, self._weights.nbytes
+        self._end(
+            f"packed weights, {nbytes / 1e6:,.0f} MB, are kept in {path} for the next start",
+            {"path": path, "bytes": nbytes},
+        )
         return True
 
     def _write(self) -> bool:

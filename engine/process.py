@@ -112,7 +112,7 @@ def _calm_openmp() -> None:
 
 def run(engine: Engine, channel: Channel) -> None:
     """Serve until told to stop."""
-    audited = True
+    audited, busy_until = True, time.monotonic()
     while True:
         due: float | None = None
         if engine.has_work:
@@ -139,12 +139,14 @@ def run(engine: Engine, channel: Channel) -> None:
                 channel.send(answer(engine, message))
         for loaded in engine.adapters.take_loaded():
             channel.send(loaded)
+        if messages or engine.has_work:
+            busy_until = time.monotonic()
         if engine.has_work:
             channel.send(engine.step())
             audited = False
         elif messages or engine.adapters.is_loading:
             continue
-        elif due is not None:
+        elif due is not None and (audited or time.monotonic() - busy_until < IDLE_AUDIT_SECONDS):
             any(work.advance() for work in engine.idle_work)  # of the first that has something to do
         elif not audited:
             engine.audit()

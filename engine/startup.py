@@ -93,7 +93,7 @@ def build_engine(
         attention_backend=choices.backend.name,
         weight_form=_weight_form(choices),
         weight_bytes=model.weight_bytes(),
-        packed_weights=str(packed.path) if packed is not None and packed.are_there else None,
+        packed_weights=packed.shown_path if packed is not None and packed.are_there else None,
         kv_bytes=pool.num_pages * plan.page_bytes,
         num_pages=pool.num_pages,
         page_bytes=plan.page_bytes,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 _SAMPLES = 256
 _SAMPLE_BYTES = 4096
+_SECOND = 1_000_000_000
 _WINDOW = 2 << 20  # bytes of a file: Linux maps as much as this around a page that is touched, if it has it at hand
 
 
@@ -37,13 +38,15 @@ class MappedFile:
         return len(self.bytes)
 
     def identity(self) -> list[int | str]:
-        """What tells this file from any other that was or will be in its place: of the open file, not of its path.
+        """What tells this file from others that were or will be in its place: of the open file, not of its path.
 
-        Its size, the times of its last changes, and a digest of samples of its bytes, since on read-only images all
-        times may be one constant. Raises OSError.
+        Its size, the times of its last changes, and a digest of samples of its bytes; of all of them where the times
+        are whole seconds, as those of images are, in which they may be one constant. Raises OSError.
         """
         stat, digest = os.fstat(self._descriptor), hashlib.sha256()
-        for start in range(0, stat.st_size, max(_SAMPLE_BYTES, stat.st_size // _SAMPLES)):
+        is_timeless = stat.st_ctime_ns % _SECOND == 0
+        step = _SAMPLE_BYTES if is_timeless else max(_SAMPLE_BYTES, stat.st_size // _SAMPLES)
+        for start in range(0, stat.st_size, step):
             digest.update(os.pread(self._descriptor, _SAMPLE_BYTES, start))
         return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, digest.hexdigest()]
 

@@ -106,17 +106,21 @@ class PackedFileWriter:
             link.unlink()
         # a directory, though it plays no part: os.link follows no link without one
         os.link(f"/proc/self/fd/{self._file}", link, src_dir_fd=self._file, follow_symlinks=True)
-        with contextlib.suppress(FileNotFoundError):  # another has given it the name, in the moment since
-            link.replace(self._path)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # another has given it the name, in the moment since
+                link.replace(self._path)
+        except OSError:
+            link.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A regular file, of this user or of the system's. Raises OSError."""
+    """A regular file of this user. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe is waited for
     try:
         about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()):
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
             raise OSError(errno.EACCES, "not a file to trust")
         yield file
     finally:

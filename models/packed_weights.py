@@ -58,7 +58,7 @@ class PackedWeights:
             "model": _digest(repr(spec)),
             "files": [file.identity() for file in checkpoint.mapped_files()],
         }
-        place = _digest(f"{os.path.realpath(checkpoint.path)} {form}")
+        place = _digest(f"{os.path.realpath(checkpoint.path)} {form} {os.geteuid()}")  # users share no files
         return cls(directory / f"{_plain(checkpoint.path.stem)}-{place[:12]}{_SUFFIX}", key)
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -73,6 +73,11 @@ class PackedWeights:
     def are_there(self) -> bool:
         """Whether all matrices that were made have their weights, from the file."""
         return self._file is not None and self._matches and len(self._taken) == len(self._file.pieces)
+
+    @property
+    def shown_path(self) -> str:
+        """The path, for people: a name of a file may be no text."""
+        return os.fsencode(self.path).decode(errors="replace")
 
     @property
     def nbytes(self) -> int:

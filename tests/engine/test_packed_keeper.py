@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self.timeouts: list[float | None] = []
+
+    def send(self, message: object) -> None:
+        """Nobody reads it."""
 
     def receive(self, timeout: float | None) -> list[Shutdown]:
         self.timeouts.append(timeout)
@@ -156,6 +160,45 @@ def test_a_request_waits_for_no_disk_and_nothing_is_written_while_it_runs(
         weights.advance()
     assert len(writes) == 3
     assert threading.current_thread() not in writes
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError("no memory")])
+def test_whatever_keeps_weights_from_being_kept_ends_no_engine(
+    error: Exception,
+    rig: Callable,
+    tiny_llama_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: ThreadPoolExecutor, call: object) -> None:
+        raise error
+
+    engine = rig(tiny_llama_dir, quantization="int8").engine
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", fail)
+    with caplog.at_level(logging.INFO, "octavo.engine"):
+        assert idle(engine).timeouts[-1] is None
+    (line,) = (one.message for one in caplog.records)
+    assert f"({error}): the next start packs them again" in line
+
+
+def test_an_idle_engine_is_audited_also_while_the_disk_is_slow(
+    rig: Callable, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rigged = rig(tiny_llama_dir, quantization="int8", audit_interval=None)
+    audits, is_over = [], threading.Event()
+    monkeypatch.setattr("engine.process.IDLE_AUDIT_SECONDS", 0.05)
+    monkeypatch.setattr(PackedFileWriter, "advance", lambda writer: not is_over.wait(30))
+    audit = rigged.engine.audit
+
+    def audit_and_let_go() -> list[str]:
+        audits.append(time.monotonic())
+        is_over.set()
+        return audit()
+
+    monkeypatch.setattr(rigged.engine, "audit", audit_and_let_go)
+    rigged.submit("a", [256, 1, 2], 2)
+    idle(rigged.engine)
+    assert len(audits) == 1
 
 
 def test_weights_in_the_systems_file_cache_leave_less_for_pages(

@@ -192,7 +192,7 @@ def test_what_another_user_has_written_is_no_file(
 ) -> None:
     write(tmp_path / "a.packed", pieces)
     own = os.geteuid()
-    for owner, is_trusted in ((own, True), (0, True), (own + 4711, False)):
+    for owner, is_trusted in ((own, True), (own + 4711, False)):
         fstat = os.fstat
         with monkeypatch.context() as patch:
             patch.setattr(os, "fstat", lambda file, owner=owner, fstat=fstat: Owned(fstat(file), owner))
@@ -244,6 +244,13 @@ def test_of_two_that_write_the_same_at_once_neither_fails(
     monkeypatch.setattr(os, "link", link_and_let_the_other_go_first)
     write(tmp_path / "a.packed", pieces)
     opened(tmp_path / "a.packed")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.packed"]
+
+
+def test_a_name_that_is_a_directorys_is_an_error_and_leaves_nothing(tmp_path: Path, pieces: list[torch.Tensor]) -> None:
+    (tmp_path / "a.packed").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "a.packed", pieces)
     assert [one.name for one in tmp_path.iterdir()] == ["a.packed"]
 
 

@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from kernels.cpu.backend import NativeBackend
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.quantised_matrix import NativeKernels, QuantisedMatrix
-from models import packed_weights
+from models import mapped_file, packed_weights
 from models.checkpoint import resolve_checkpoint
 from models.loader import load_model
+from models.matrix_product import MatrixProduct
 from models.model import CausalLM
 from models.packed_file import PackedFile, PackedFileWriter
 from models.packed_weights import PackedWeights
@@ -95,6 +96,19 @@ def test_a_second_start_packs_nothing_and_computes_the_same(
     assert again.nbytes == packed.nbytes
     assert second.weight_bytes() == first.weight_bytes()
     assert torch.equal(logits_of(second, paged_logits), logits_of(first, paged_logits))
+
+
+def test_a_product_hears_that_its_weights_are_there_wherever_they_come_from(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = []
+    monkeypatch.setattr(MatrixProduct, "pack", lambda product: heard.append(product))
+    _, packed = load(model, Quantization.INT8, tmp_path / "packed")
+    in_the_first_start = len(heard)
+    assert in_the_first_start > 0
+    keep(packed)
+    assert load(model, Quantization.INT8, tmp_path / "packed")[1].are_there
+    assert len(heard) == 2 * in_the_first_start
 
 
 def test_weights_of_other_forms_lie_in_other_files(model: Path, tmp_path: Path) -> None:
@@ -240,22 +254,45 @@ def test_a_model_that_takes_anothers_place_during_a_start_is_not_taken_for_it(
     assert not all(torch.equal(*pair) for pair in zip(again._taken, packed._taken, strict=True))
 
 
+@pytest.mark.parametrize(("time_ns", "is_local"), [(0, True), (1_700_000_000_000_000_000, True), (1, False)])
 def test_images_whose_files_all_have_the_same_times_are_told_apart(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    time_ns: int, is_local: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timeless(file: int) -> SimpleNamespace:
         about = stat(file)
-        return SimpleNamespace(
-            st_size=about.st_size, st_mtime_ns=1, st_ctime_ns=1, st_mode=about.st_mode, st_uid=about.st_uid
-        )
+        times = {"st_mtime_ns": time_ns, "st_ctime_ns": time_ns}
+        return SimpleNamespace(st_size=about.st_size, st_mode=about.st_mode, st_uid=about.st_uid, **times)
 
     stat = os.fstat
     monkeypatch.setattr(os, "fstat", timeless)
+    monkeypatch.setattr(mapped_file, "_SAMPLES", 2)
     keep(load(model, Quantization.INT8, tmp_path / "packed")[1])
     assert load(model, Quantization.INT8, tmp_path / "packed")[1].are_there
-    weights = load_file(model / "model.safetensors")
-    save_file({name: one * 2 for name, one in weights.items()}, model / "model.safetensors")
+    path = model / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    if is_local:  # where no sample is taken
+        content[len(content) // 4] ^= 1
+        path.write_bytes(content)
+    else:
+        save_file({name: one * 2 for name, one in load_file(path).items()}, path)
     assert not load(model, Quantization.INT8, tmp_path / "packed")[1].are_there
+
+
+def test_users_of_one_directory_have_files_of_their_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, packed = load(model, Quantization.INT8, tmp_path / "packed")
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert load(model, Quantization.INT8, tmp_path / "packed")[1].path != packed.path
+
+
+def test_a_path_that_is_no_text_is_shown_all_the_same(model: Path, tmp_path: Path) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    _, packed = load(model, Quantization.INT8, directory)
+    keep(packed)
+    _, again = load(model, Quantization.INT8, directory)
+    assert again.are_there
+    assert again.shown_path == f"{tmp_path}/\ufffd/{packed.path.name}"
 
 
 def test_only_what_is_mapped_is_the_systems_file_cache(
