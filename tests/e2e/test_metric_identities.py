@@ -40,8 +40,8 @@ class Load:
         self.read = 0
         self.lost = 0
 
-    async def plain(self, index: int) -> None:
-        response = await self._http.post("/v1/completions", json=body(index, n=2 if index % 3 == 0 else 1))
+    async def plain(self, index: int, **fields: object) -> None:
+        response = await self._http.post("/v1/completions", json=body(index, n=2 if index % 3 == 0 else 1, **fields))
         if response.status_code == 200:
             self._count(response.json()["usage"])
         else:
@@ -172,7 +172,8 @@ async def test_they_hold_when_the_engine_is_killed_and_nothing_ever_goes_back(
     async with watching(server.url) as (http, watch):
         load = Load(http)
         await asyncio.gather(*(load.plain(index) for index in range(4)))
-        asking = [asyncio.create_task(load.plain(index)) for index in range(NUM_REQUESTS)]
+        # long enough that none ends between a look at the engine and its end, also on a busy machine
+        asking = [asyncio.create_task(load.plain(index, max_tokens=120)) for index in range(NUM_REQUESTS)]
         while watch.scrapes[-1].total("octavo_requests_running") == 0:
             await watch.scrape()
         os.kill(server.engine_pid(), signal.SIGKILL)
