@@ -55,8 +55,12 @@ def validates(choice: dict) -> bool:
 def test_outputs_validate_under_preemption_and_with_stops_in_their_way(server, settled: Callable) -> None:
     settled(server)
     stops = {"stop": ['"', "{", "a"], "stop_token_ids": [ord("}"), ord(":")]}
+    answers: list[dict] = []
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda seed: complete(server, seed=seed, n=2, **stops), range(8)))
+        for first in range(0, 40, 8):
+            answers += pool.map(lambda seed: complete(server, seed=seed, n=2, **stops), range(first, first + 8))
+            if server.total("octavo_preemptions_total") > 0:
+                break  # else this machine was so busy that they came one after the other
     whole = [validates(choice) for answer in answers for choice in answer["choices"]]
     assert sum(whole) > len(whole) / 2
     assert server.total("octavo_preemptions_total") > 0
