@@ -51,7 +51,7 @@ def test_a_stream_has_the_same_text_and_an_event_less_for_every_accepted_guess(
     body = {"stream": True, "stream_options": {"include_usage": True}, "include_ledger": True}
     model = expected["model"]
     answer = guessing_server.http.post("/v1/completions", json={"model": model, **REQUESTS[0], **body})
-    events = [orjson.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    events = [orjson.loads(line[5:]) for line in answer.text.split("\n") if line.startswith("data: {")]
     choices = [event["choices"][0] for event in events if event["choices"]]
     assert "".join(choice["text"] for choice in choices) == expected["choices"][0]["text"]
     assert events[-1]["usage"]["completion_tokens"] == 60

@@ -38,7 +38,7 @@ def complete(server, **fields: object) -> dict:
 
 def streamed(server, **fields: object) -> tuple[str, str]:
     text = server.http.post("/v1/completions", json={**FIELDS, **fields, "stream": True}).text
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
     choices = [chunk["choices"][0] for chunk in chunks]
     return "".join(choice["text"] for choice in choices), choices[-1]["finish_reason"]
 
