@@ -56,7 +56,7 @@ def splits_in_two(pieces: Iterable[Text], ids: Mapping[Text, int]) -> array[int]
 
 
 class NamedPairs(Sequence[tuple[str, str]]):
-    """Flat id ``pairs`` as pairs of ``tokens``, made one by one: a list of them takes 32 MB, and longer."""
+    """Flat id ``pairs`` as pairs of ``tokens``, made one by one: half a million of them are much memory."""
 
     def __init__(self, pairs: Sequence[int], tokens: Sequence[str]) -> None:
         self._pairs = pairs
