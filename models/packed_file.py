@@ -34,8 +34,7 @@ Key = dict[str, Any]  # what weights belong to, as JSON
 class PackedFile:
     """The ``pieces`` of a file, each uint8 and nothing to write to; ``is_mapped``: they are the system's file cache."""
 
-    def __init__(self, path: Path, sizes: Sequence[int], memory: torch.Tensor, *, is_mapped: bool) -> None:
-        self.path = path
+    def __init__(self, sizes: Sequence[int], memory: torch.Tensor, *, is_mapped: bool) -> None:
         self.is_mapped = is_mapped
         self.pieces = [memory[start : start + size] for start, size in zip(_starts(sizes), sizes, strict=True)]
 
@@ -61,7 +60,7 @@ class PackedFile:
             return None
         with contextlib.suppress(OSError):  # of who may only read
             os.utime(path)  # it was of use
-        return cls(path, sizes, pieces, is_mapped=is_mapped)
+        return cls(sizes, pieces, is_mapped=is_mapped)
 
 
 class PackedFileWriter:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from kernels.cpu.huge_pages import HugePageArena
+from models.cache_directory import cache_directory
 from models.checkpoint import Checkpoint
 from models.packed_file import Key, PackedFile, PackedFileWriter
 from models.spec import ModelSpec
@@ -104,7 +105,7 @@ class PackedWeights:
 
 def default_directory() -> Path:
     """``$OCTAVO_CACHE/packed``, or ``~/.cache/octavo/packed``. Raises RuntimeError for a user without a home."""
-    return Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "packed"
+    return cache_directory() / "packed"
 
 
 def _digest(text: str) -> str:
